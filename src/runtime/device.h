@@ -73,7 +73,7 @@ inline const char* DeviceText(int type) {
 
 // CUDA's own words for this mislead: it says that the driver is too old.
 inline constexpr char kNoDriver[] =
-    "no NVIDIA driver on this machine (libcuda.so.1 not found): install the driver, or use -c cpu";
+    "no NVIDIA driver on this machine (libcuda.so.1 not found): install the driver, or use the CPU";
 
 void RegisterDevice(const Device& device) noexcept;
 const Device& FindDevice(int type);  // fails with DL_UNAVAILABLE

@@ -14,6 +14,7 @@ import dlsys as dl
 from dlsys import functional as F
 from dlsys import nn, optim
 from dlsys.eager.device import engine_of
+from dlsys.errors import GraphError
 from dlsys.ndarray import cpu, gpu
 from dlsys.ops.leaf import flush, unflushed
 from support.devices import require
@@ -129,6 +130,21 @@ class Threads:
         np.testing.assert_array_equal(x.grad.numpy(), [20, 40])  # 18 x + 2 x
         y.sum().backward()
         np.testing.assert_array_equal(x.grad.numpy(), [23, 43])
+
+    def test_a_history_is_let_go_by_whoever_goes_through_it(self):
+        x = self.tensor([1.0, 2.0], True)
+        y = (x * x).sum()
+        together(lambda: y.backward(retain_graph=True))
+        self.assertFalse(y.consumed)
+        together(y.backward)
+        self.assertTrue(y.consumed)
+        for call in (y.backward, lambda: together(y.backward)):
+            with self.assertRaisesRegex(GraphError, "its gradient was taken already"):
+                call()
+        np.testing.assert_array_equal(x.grad.numpy(), [4, 8])
+        self.assertEqual((x.is_leaf, y.item()), (True, 5))
+        together(lambda: x.backward(x))  # of a leaf, which has no history to let go
+        self.assertFalse(x.consumed)
 
     def test_each_thread_has_its_mode(self):
         x = self.tensor([1.0], True)

@@ -153,6 +153,11 @@ row(
     lambda: max_pool_op(IMAGES, window=2, stride=1, padding=1, dilation=2, ceil_mode=True)[0],
 )
 row(
+    "max_pool2d",
+    lambda: F.max_pool2d(IMAGES, 3, 2, 1, return_indices=True)[1],
+    lambda: ad.cast_op(max_pool_op(IMAGES, window=3, stride=2, padding=1)[1], np.int64),
+)
+row(
     "avg_pool2d",
     lambda: F.avg_pool2d(IMAGES, (3, 2), 2, 1, True, False),
     lambda: ad.avg_pool2d(IMAGES, (3, 2), 2, 1, True, False),

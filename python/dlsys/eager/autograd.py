@@ -23,6 +23,7 @@ Tensor = Any  # the class of tensor.py, which imports this file
 
 def backward(tensor: Tensor, gradient: Any, retain_graph: bool) -> None:
     """See Tensor.backward."""
+    given = tensor
     engine, tensor, seed = _checked(tensor, gradient)
     with engine.lock:
         tensor, seed = engine.adopt(tensor), None if seed is None else engine.adopt(seed)
@@ -32,11 +33,13 @@ def backward(tensor: Tensor, gradient: Any, retain_graph: bool) -> None:
         if not retain_graph:
             tape.consumed |= state.cone
         made = engine.tensors(tape, state)
+    if given is not tensor and tensor._out in tape.consumed:
+        with given.engine.lock:  # it is of another thread, where its history is let go too
+            given.forget(True)
+    trace = engine.trace
     for target, grad in zip(state.targets, made):
         holder: Any = target if type(target) is Parameter else tape.leaves[target].tensor
         before = holder.grad
-        if engine.trace is not None:
-            engine.trace.before.setdefault(holder, before)
         if before is not None:
             with no_grad():
                 grad = before + grad
@@ -44,6 +47,8 @@ def backward(tensor: Tensor, gradient: Any, retain_graph: bool) -> None:
             holder.grad = grad
         else:
             holder._grad = grad
+        if trace is not None:
+            trace.before.setdefault(holder, before)
         grad._grad_of = holder
 
 
@@ -135,6 +140,9 @@ class no_grad(ContextDecorator):  # noqa: N801 (used as a function)
 
     def __exit__(self, *error: object) -> None:
         set_grad_enabled(self._before.pop())
+
+    def __repr__(self) -> str:
+        return "enable_grad()" if self._grad else "no_grad()"
 
 
 def enable_grad() -> no_grad:

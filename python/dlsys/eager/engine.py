@@ -151,6 +151,8 @@ class Engine:
                     if x._tape is not tape and self._adopt(x) is not x:
                         return self._record_any(function, args, kwargs or {}, again, home)
                     key.append(x._out)
+                elif kind is int or x is None:
+                    key.append(x)  # no other entry equals it, since those of bool have their kind
                 elif kind in _PLAIN:
                     key += (kind, x if x or kind is not float else repr(x))  # 0.0 == -0.0
                 elif kind is Parameter:
@@ -226,6 +228,8 @@ class Engine:
         elif kind is slice:
             key.append(kind)
             self._key((value.start, value.stop, value.step), key, homes)
+        elif kind is int or value is None:
+            key.append(value)
         elif isinstance(value, Node):
             raise GraphError(
                 f"{value.name} is a node of a graph, and this is computed with Tensors: use "
@@ -290,13 +294,13 @@ class Engine:
         """The Tensors of an entry that is appended now."""
         tape.state = state
         tape.states.append(state)
-        of = Recorder.tensor.of
         if state.draws:
             tape.leaves[state.end - 1] = Leaf(None, self.next_draw())
         elif state.single:
-            made = of(self, tape, state.outs[0])
+            made = Recorder.tensor.of(self, tape, state.outs[0])
             tape.tensors.append(made)
             return made
+        of = Recorder.tensor.of
         several = [of(self, tape, out) for out in state.outs]
         if state.draws:
             several[-1] = None  # the number of the draw is a leaf

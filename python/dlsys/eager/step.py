@@ -21,7 +21,9 @@ def step(optimizer: Any, parameters: Sequence[Parameter]) -> None:
             f"loss first [{where()}]"
         )
     engine: Engine = pairs[0][1].engine.here
-    pairs = [(p, grad if grad._tape is engine.tape else engine.adopt(grad)) for p, grad in pairs]
+    tape = engine.tape
+    if any([grad._tape is not tape for _, grad in pairs]):
+        pairs = [(p, engine.adopt(grad)) for p, grad in pairs]
     with engine.lock:  # all are of this thread now, and of one tape below
         _append(engine, optimizer, pairs)
         engine.close()
@@ -33,8 +35,12 @@ def _append(engine: Engine, optimizer: Any, pairs: Sequence[tuple[Parameter, Any
         if grad._tape is not engine.tape:
             engine.adopt(grad)
     tape = engine.tape
-    key = (tape.state, *[x for p, grad in pairs for x in (token_of(p), grad._out)])
-    known = token_of(optimizer).next
+    key = [tape.state]
+    for p, grad in pairs:
+        token = p.token
+        key.append(token if token and token.trainable is p.trainable else token_of(p))
+        key.append(grad._out)
+    known, key = token_of(optimizer).next, tuple(key)
     state = known.get(key)
     if state is None:
         nodes = [(grad._out.node, p) for p, grad in pairs]
@@ -49,9 +55,11 @@ def _append(engine: Engine, optimizer: Any, pairs: Sequence[tuple[Parameter, Any
 
 def drop_gradients(parameters: Iterable[Parameter]) -> None:
     """Drops gradients, and runs the step that waited for it."""
+    if tracing:
+        before = tracing[-1].before
+        for parameter in parameters:
+            before.setdefault(parameter, parameter.grad)
     for parameter in parameters:
-        if tracing:
-            tracing[-1].before.setdefault(parameter, parameter.grad)
         parameter.grad = None
     for engine in list(unflushed):
         if engine.own and engine.pending is not None:

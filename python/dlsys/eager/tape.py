@@ -157,7 +157,7 @@ class Tape:
         state = self.state.next.get(key)
         if state is None:
             spec = Spec(value.shape, value.dtype)
-            node = Variable(shape=spec.shape, dtype=spec.dtype)
+            node = Variable("Tensor", spec.shape, spec.dtype)  # what errors call it
             made = State(self.state, [(node, spec, requires_grad)])
             state = self.state.next[key] = made
         self.state = state

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..dtypes import INT64
 from ..errors import GraphError
 from ..graph.lines import where
 from ..graph.node import Node
 from ..ops.concat import concat
 from ..ops.conv import convolution, pooling
-from ..ops.elementwise import as_node
+from ..ops.elementwise import as_node, cast_op
 from ..ops.indexing import getitem_op
 from ..ops.reduce import max_op, mean_op
 from ..ops.resize import depth_to_space_op, space_to_depth_op
@@ -128,22 +129,33 @@ def max_pool2d(
     padding: Any = 0,
     dilation: Pair = 1,
     ceil_mode: bool = False,
-) -> Array:
+    return_indices: bool = False,
+) -> Any:
     """The largest element of each window of x (N, C, H, W): (N, C, oH, oW).
 
     oH = (H + padding before and after - extent) // stride + 1, where a window extends over
     dilation · (kernel_size - 1) + 1 elements; `ceil_mode` rounds up, as long as the last window
     begins on the image or the padding before it. stride: kernel_size by default. padding: as of
     `conv2d`, below the extent; it never wins. A tie goes to the first element in row-major order,
-    and NaN counts as the largest. ShapeError for attributes or shapes that do not fit.
+    and NaN counts as the largest. return_indices: gives (values, indices), where an index, int64,
+    counts the elements of the image H·W in row-major order. ShapeError for attributes or shapes
+    that do not fit.
 
     >>> images = dl.arange(16.0).reshape(1, 1, 4, 4)
     >>> F.max_pool2d(images, 2)
     Tensor([[[[ 5.,  7.],
               [13., 15.]]]],
            device=numpy)
+    >>> F.max_pool2d(images, 2, return_indices=True)[1].tolist()
+    [[[[5, 7], [13, 15]]]]
     """
-    return pooling.max_pool2d(as_node(x), kernel_size, stride, padding, ceil_mode, dilation)
+    if not return_indices:
+        return pooling.max_pool2d(as_node(x), kernel_size, stride, padding, ceil_mode, dilation)
+    pooled = pooling.max_pool_op(
+        as_node(x), window=kernel_size, stride=stride, padding=padding, ceil_mode=ceil_mode,
+        dilation=dilation,
+    )  # fmt: skip
+    return pooled[0], cast_op(pooled[1], INT64)
 
 
 @recorded

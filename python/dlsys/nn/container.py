@@ -38,7 +38,7 @@ class Sequential(Module):
             self._set(k, layer)
 
     def __iter__(self) -> Iterator[Layer]:
-        return (layer for name, layer in vars(self).items() if name.isdigit())
+        return iter([layer for name, layer in vars(self).items() if name.isdigit()])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -121,7 +121,8 @@ class Conv2d(Filtered):
         super().__init__(weight, inputs, outputs, bias, attrs)
 
     def forward(self, x: Node) -> Node:
-        return F.conv2d(x, self.weight, self.bias, **self.attrs)
+        # By position, in the order of the constructor: names would be part of what is recorded.
+        return F.conv2d(x, self.weight, self.bias, *self.attrs.values())
 
 
 class ConvTranspose2d(Filtered):

@@ -147,14 +147,15 @@ class Module:
 
         inputs, options: as `forward` takes them.
         """
-        if self._named != Module._changes and not (inputs and type(inputs[0]) is Recorder.tensor):
+        if not (inputs and type(inputs[0]) is Recorder.tensor) and self._named != Module._changes:
             self._name_state()
         if tracing:
             tracing[-1].modes[self] = self.training
         calls = _calls.get()
         if calls is None:
-            output = self.forward(*inputs, **options)
-            return self._hooked(inputs, output) if self._hooks else output
+            if not self._hooks:
+                return self.forward(*inputs, **options)
+            return self._hooked(inputs, self.forward(*inputs, **options))
         position = len(calls)
         calls.append(None)  # containers come before what they contain
         output = self._hooked(inputs, self.forward(*inputs, **options))
@@ -361,9 +362,12 @@ class Module:
         if mismatched or (strict and (missing or unexpected)):
             faults = {"missing": missing, "unexpected": unexpected, "mismatched": mismatched}
             shown = [f"{what}: {', '.join(names)}" for what, names in faults.items() if names]
+            draws = {f"{name}.{key}" for name, m in self.named_modules() for key in m.torch_lacks}
+            theirs = missing and not unexpected and not mismatched and draws.issuperset(missing)
+            hint = ", which PyTorch does not have: call nn.load_torch_state_dict" if theirs else ""
             raise DataError(
                 f"{type(self).__name__}: the state_dict does not fit, nothing was loaded; "
-                f"{'; '.join(shown)}"
+                f"{'; '.join(shown)}{hint}"
             )
         for name, array in arrays.items():
             own[name].set(array)
@@ -391,7 +395,8 @@ class Module:
         if not lines:
             return f"{type(self).__name__}({self.options()})"
         body = "".join(f"  {line}\n" for line in lines)
-        return f"{type(self).__name__}({self.options()}\n{body})"
+        options = self.options()
+        return f"{type(self).__name__}({options}{',' if options else ''}\n{body})"
 
 
 def changed(options: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:

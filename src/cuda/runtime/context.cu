@@ -50,7 +50,7 @@ void DescribeOldDriver(char* text, size_t nbytes) {
   snprintf(
       text, nbytes,
       "the NVIDIA driver supports CUDA up to %d.%d and this library was built with CUDA %d.%d: "
-      "install a newer driver, or build with an older toolkit, or use -c cpu",
+      "install a newer driver, or build with an older toolkit, or use the CPU",
       driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
 }
 
@@ -80,10 +80,10 @@ void DescribeUnavailable(cudaError_t status, char* text, size_t nbytes) {
   } else if (status == cudaErrorNoDevice) {
     snprintf(text, nbytes,
              "no GPU is visible to this process (CUDA_VISIBLE_DEVICES is %s): check nvidia-smi, or "
-             "use -c cpu",
+             "use the CPU",
              visible ? visible : "not set");
   } else {
-    snprintf(text, nbytes, "the GPU cannot be used: %s (%s): check nvidia-smi, or use -c cpu",
+    snprintf(text, nbytes, "the GPU cannot be used: %s (%s): check nvidia-smi, or use the CPU",
              cudaGetErrorString(status), cudaGetErrorName(status));
   }
 }
