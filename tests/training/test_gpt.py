@@ -30,6 +30,7 @@ _TRANSFORMERS = _TORCH and importlib.util.find_spec("transformers") is not None
 def logits_of(model: nn.GPT, tokens: np.ndarray, ctx=None) -> np.ndarray:
     """The logits (N, L, vocabulary) in inference mode."""
     x = ad.Variable("x", tokens.shape, np.int64)
+    model.to(ctx)
     with model.in_mode(training=False):
         executor = ad.Executor([model(x)], ctx=ctx)
     return executor.run({x: tokens}, True)[0]
@@ -41,7 +42,7 @@ class Models(unittest.TestCase):
         per_layer = 12 * config.features**2 + 13 * config.features
         outer = (config.vocabulary + config.context + 2) * config.features
         self.assertEqual(12 * per_layer + outer, 124_439_808)  # as published: "124M"
-        small = nn.GPT(SIZES and nn.GPTConfig(**SIZES))
+        small = nn.GPT(nn.GPTConfig(**SIZES))
         self.assertEqual(small.num_parameters(), 2 * (12 * 64 + 13 * 8) + (11 + 16 + 2) * 8)
 
     def test_later_tokens_leave_earlier_outputs_as_they_are(self) -> None:
@@ -115,20 +116,27 @@ class Models(unittest.TestCase):
 
 
 class Gradients(unittest.TestCase):
-    def test_of_a_block_in_float64(self) -> None:
+    def test_of_blocks_in_float64(self) -> None:
+        rng = np.random.default_rng(0)
         for options in ({}, MODERN):
-            config = nn.GPTConfig(**(SIZES | dict(features=4, layers=1)), **options)
-            block = nn.GPT(config, seed=0).h[0]
-            for parameter in block.parameters():
-                parameter.value_type = None
-            self.check(block)
+            block = nn.GPT(**(SIZES | dict(features=4, layers=1)), **options, seed=0).h[0]
+            for _, module in block.named_modules():
+                for name, value in list(vars(module).items()):
+                    if isinstance(value, ad.Parameter):
+                        moved = rng.normal(size=value.shape)
+                        setattr(module, name, ad.Parameter(moved, name))
+            x, weights = ad.Variable("x", (1, 3, 4), np.float64), rng.normal(size=(1, 3, 4))
+            loss = F.sum(block(x) * weights)
+            parameters = block.parameters()
+            executor = ad.Executor([loss, *ad.gradients(loss, [x, *parameters])])
+            point = [rng.normal(size=(1, 3, 4)), *(p.asnumpy() for p in parameters)]
 
-    def check(self, block: nn.Module) -> None:
-        """Finite differences of x through the block."""
-        x = ad.Variable("x", (1, 3, 4), np.float64)
-        for parameter in block.parameters():
-            parameter.set(parameter.asnumpy())
-        check_gradients
+            def at(values, x=x, parameters=parameters, executor=executor) -> list:
+                for parameter, value in zip(parameters, values[1:]):
+                    parameter.set(value)
+                return executor.run({x: values[0]}, True)
+
+            check_gradients(lambda values, at=at: at(values)[0], at(point)[1:], point, rng)
 
 
 @unittest.skipUnless(_TRANSFORMERS, "needs transformers: pip install transformers")
@@ -164,9 +172,10 @@ class Published(unittest.TestCase):
             # Measured: 2e-7 on numpy and the CPU.
             np.testing.assert_allclose(logits_of(ours, self.tokens, ctx), wanted, atol=1e-4)
         self.theirs.zero_grad()
+        ours.to(None)
         output.loss.backward()
-        logits = ours(dl.tensor(self.tokens))[:, :-1]
-        F.cross_entropy(logits, dl.tensor(self.tokens[:, 1:])).backward()
+        logits = ours(dl.tensor(self.tokens, device="numpy"))[:, :-1]
+        F.cross_entropy(logits, dl.tensor(self.tokens[:, 1:], device="numpy")).backward()
         grads = {
             n.removeprefix("transformer."): p.grad.numpy()
             for n, p in self.theirs.named_parameters()

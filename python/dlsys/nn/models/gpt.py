@@ -103,8 +103,7 @@ def _is_size(value: Any) -> bool:
 
 class Memory(NamedTuple):
     """Where cached attention stands: the keys and values so far of a layer, (N, heads, context, d)
-    each, the position of the first new token, an int64 scalar node, and, filled in by the layer,
-    the keys and values with the new ones among them.
+    each, and the position of the first new token, an int64 scalar node.
     """
 
     keys: Node
@@ -155,15 +154,19 @@ def rotate(x: Node, context: int, start: Node | None = None) -> Node:
     """
     half = x.shape[-1] // 2
     angles = np.arange(context)[:, None] / _ROTARY_BASE ** (np.arange(half) / half)
-    cos, sin = (
-        _rows(wave(angles).astype(np.float32), x.shape[2], start) for wave in (np.cos, np.sin)
-    )
+    dtype = np.float64 if x.dtype == np.float64 else np.float32
+    cos, sin = (_rows(wave(angles).astype(dtype), x.shape[2], start) for wave in (np.cos, np.sin))
     a, b = x[..., :half], x[..., half:]
     return F.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 @recorded
-def _rows(table: Node, length: int, start: Node | None = None) -> Node:
+def _positioned(x: Node, table: Node, start: Node | None = None) -> Node:
+    """x (N, L, features) + L rows of a table (context, features), from row `start` on."""
+    return x + _rows(table, x.shape[1], start)
+
+
+def _rows(table: Any, length: int, start: Node | None) -> Any:
     """`length` rows of a table (context, …), from row `start` on."""
     start = optional(start)
     return table[:length] if start is None else F.take(table, start + np.arange(length))
@@ -341,7 +344,7 @@ class GPT(Module):
             )
         x = self.wte(tokens)
         if self.wpe is not None:
-            x = x + _rows(self.wpe.weight, length, start)
+            x = _positioned(x, self.wpe.weight, start)
         return x if self.dropout is None else self.dropout(x)
 
     def _logits(self, x: Node) -> Node:
