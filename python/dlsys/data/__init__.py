@@ -23,6 +23,7 @@ from .normalize import Normalization
 from .resident import DeviceLoader
 from .sample_rng import SampleRng
 from .samples import Samples, SampleSequence, as_samples
+from . import text
 from .split import balanced_weights, split
 from .warp import Rotate, Scale
 

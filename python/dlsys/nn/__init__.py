@@ -34,9 +34,12 @@ from .images import Identity, PixelShuffle, PixelUnshuffle, Unflatten, Upsample
 from .interop import load_torch_state_dict, to_torch_state_dict
 from .layers import Conv2d, ConvTranspose2d, Embedding, Flatten, Linear, Reshape
 from .models.dense import MLP, LogisticRegression
+from .models.decoding import Decoder, Sampling
+from .models.gpt import GPT, GPTConfig, decay_groups
 from .models.mnist import LeNet5, ResNetMNIST
 from .models.perceptron import Perceptron
 from .models.resnet import BasicBlock, Bottleneck, ResNet, ResNet18, ResNet50
+from .models.vit import VisionTransformer
 from .module import Differences, HookHandle, Module
 from .norm import (
     BatchNorm1d,

@@ -19,4 +19,5 @@ from .metrics import (
     accuracy,
 )
 from .models import load_model, save
+from .pretrained import load_gpt2
 from .report import JsonLog, Progress, TensorBoard
