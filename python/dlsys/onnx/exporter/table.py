@@ -1,0 +1,45 @@
+"""The table of what can be exported."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...graph.node import Op
+from . import rules
+from .registry import RULES, operators, refusal_of
+
+assert rules  # its import fills the table
+
+
+class Exportable(NamedTuple):
+    """An operator and its ONNX form.
+
+    operator: its name. targets: the ONNX operators that it becomes; "" where it becomes simpler
+    operators of ours that have a form. reason: why it has none, "" where it has one.
+    """
+
+    operator: str
+    targets: str
+    reason: str
+
+
+def exportable() -> list[Exportable]:
+    """What `export` makes of each operator, by name.
+
+    >>> [row for row in dl.onnx.exportable() if row.operator == "relu"]
+    [Exportable(operator='relu', targets='Relu', reason='')]
+    """
+    return [
+        _row(name, found) for name, found in operators().items() if name and found[0].leaf is None
+    ]
+
+
+def _row(name: str, found: list[Op]) -> Exportable:
+    reasons = [refusal_of(op) for op in found]
+    if reasons[0] is not None:
+        return Exportable(name, "", reasons[0])
+    for op in found:
+        if op in RULES:
+            return Exportable(name, RULES[op].targets, "")
+    lowered = any(type(op).simplify is not Op.simplify for op in found) or found[0].projection
+    return Exportable(name, "", "" if lowered else "there is no rule for it")
