@@ -12,6 +12,7 @@ import numpy as np
 
 from ... import __version__
 from ...autodiff import Node, Variable
+from ...data.dataset import is_tokens
 from ...dtypes import as_dtype, bfloat16
 from ...eager.tensor import Tensor
 from ...errors import GraphError, ShapeError
@@ -123,7 +124,7 @@ def _write(
     about: Mapping[str, str],
     most: int,
 ) -> None:
-    calls = pruned(trace)
+    calls = pruned(trace, opset)
     arrays = initializers(trace, calls)
     calls = shared(calls, arrays, keep=set(trace.parameters))
     calls = biased(calls, arrays, {port.name for port in outputs})

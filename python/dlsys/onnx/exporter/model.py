@@ -16,6 +16,7 @@ from ..package import onnx_package
 from .trace import Call, Names, Trace
 
 _ALIGNMENT = 4096  # of weights in a file beside the model, so that it can be mapped
+_DTYPES = {"float32": "FLOAT", "float64": "DOUBLE"}  # that TensorProto has under other names
 _SMALL = 1024  # bytes of constants that shape inference may want to read
 
 
@@ -27,14 +28,16 @@ class Port(NamedTuple):
     shape: Sequence[int | str]
 
 
-def pruned(trace: Trace) -> list[Call]:
-    """The calls that outputs need, without trailing outputs that nobody reads."""
+def pruned(trace: Trace, opset: int) -> list[Call]:
+    """The calls that outputs need, without optional outputs that nobody reads."""
+    schema = onnx_package("onnx.defs").get_schema
     needed = {name for name, _ in trace.outputs}
     found = []
     for call in reversed(trace.calls):
         if needed.isdisjoint(call.outputs):
             continue
         used = max(k for k, name in enumerate(call.outputs) if name in needed) + 1
+        used = max(used, schema(call.op_type, opset).min_output)
         found.append(call._replace(outputs=call.outputs[:used]))
         needed.update(filter(None, call.inputs))
     return found[::-1]
@@ -127,7 +130,7 @@ def made_model(
     nodes = [
         helper.make_node(
             call.op_type, call.inputs, call.outputs, name=names.unique(call.outputs[0]),
-            **{key: _attribute(onnx, value) for key, value in call.attributes.items()},
+            **{key: _attribute(onnx, key, value) for key, value in call.attributes.items()},
         )
         for call in calls
     ]  # fmt: skip
@@ -144,7 +147,9 @@ def made_model(
     return model
 
 
-def _attribute(onnx: Any, value: Any) -> Any:
+def _attribute(onnx: Any, key: str, value: Any) -> Any:
+    if key == "to":  # of Cast
+        return onnx.TensorProto.DataType.Value(_DTYPES.get(value, value.upper()))
     if isinstance(value, np.ndarray):
         return onnx.numpy_helper.from_array(value)
     return value

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from ... import ops
+from ...fusion.body import Fused
 from ...graph.node import Op
 
 Emit = Callable[..., Any]
@@ -64,4 +65,6 @@ def refusal_of(op: Op) -> str | None:
         return "it updates state, and an ONNX graph has none"
     if op.random:
         return "its numbers are a function of seed and step, and those of ONNX's operators are not"
+    if isinstance(op, Fused):
+        return "a fusion makes it; export the graph as it was built"
     return REFUSED.get(op)

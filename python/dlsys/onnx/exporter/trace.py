@@ -15,7 +15,6 @@ import numpy as np
 
 from ...dtypes import bfloat16
 from ...errors import GraphError
-from ...fusion.body import Body
 from ...graph.node import Node
 from ...graph.spec import Spec
 from ...ops.leaf import Parameter
@@ -166,8 +165,6 @@ class Emitter:
         if node.op.projection:
             values = self.add(node.inputs[0])
             return values[node.attrs["index"]]
-        if isinstance(node.attrs.get("body"), Body):
-            return self._body(node)
         reason = refusal_of(node.op)
         if reason is not None:
             raise Refused(reason)
@@ -179,17 +176,6 @@ class Emitter:
         if made is None:
             raise Refused("there is no rule for it")
         return self.add(made) if isinstance(made, Node) else made
-
-    def _body(self, node: Node) -> Value:
-        """The nodes that a fused one replaced."""
-        body: Body = node.attrs["body"]
-        copies = dict(zip(body.inputs, node.inputs))
-        for step in body.steps:
-            inputs = [copies.get(x, x) for x in step.inputs]
-            spec = step.op.infer(step, *[x.spec for x in inputs])
-            copies[step] = step.derive(inputs, spec)
-        made = tuple(self.add(copies[x]) for x in body.outputs)
-        return made if node.op.outputs > 1 else made[0]  # type: ignore[return-value]
 
 
 def refusal(refused: dict[Node, str]) -> GraphError:

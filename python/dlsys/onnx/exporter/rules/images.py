@@ -98,12 +98,24 @@ def _max_pool(g: Emitter, node: Node, x: str) -> tuple[str, str]:
     """Values, and indices into H×W, which ONNX counts through all images and channels."""
     spec = node.inputs[0].spec
     h, w = spec.shape[2:]
-    windows = _pooling(node, (h, w))
-    x = g.cast(x, spec.dtype, node.spec[0].dtype)
-    geometry = _geometry(windows) | {"pads": [*windows.before, *_reach(windows)]}
-    values, indices = g("MaxPool", x, outputs=2, **geometry)
-    inside = g("Mod", indices, np.array(h * w, np.int64))
-    return values, g.cast(inside, INT64, node.spec[1].dtype)
+    windows, dtype = _pooling(node, (h, w)), node.spec[0].dtype
+    x = g.cast(x, spec.dtype, dtype)
+    top, left = windows.before
+    down, across = _reach(windows)
+    pads = [top, left, down, across]
+    wide = any(pad >= size for pad, size in zip(pads, windows.size * 2))
+    if wide:  # which ONNX allows only in Pad
+        borders = g.extents([0, 0, top, left, 0, 0, down, across])
+        x, pads = g("Pad", x, borders, np.array(-np.inf, dtype)), [0] * 4
+        h, w = h + top + down, w + left + across
+    values, indices = g("MaxPool", x, outputs=2, **_geometry(windows) | {"pads": pads})
+    indices = g("Mod", indices, np.array(h * w, np.int64))
+    if wide:
+        row = g("Sub", g("Div", indices, np.array(w, np.int64)), np.array(top, np.int64))
+        column = g("Sub", g("Mod", indices, np.array(w, np.int64)), np.array(left, np.int64))
+        rows = g("Mul", row, np.array(spec.shape[3], np.int64))
+        indices = g("Add", rows, column)
+    return values, g.cast(indices, INT64, node.spec[1].dtype)
 
 
 @rule("max_pool2d_gradient", "ScatterElements")

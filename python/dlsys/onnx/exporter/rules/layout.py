@@ -240,8 +240,11 @@ def zeros_of(g: Emitter, shape: Shape, dtype: np.dtype) -> str:
 def _one_hot(g: Emitter, node: Node, indices: str) -> str:
     indices = g.cast(indices, node.inputs[0].spec.dtype, np.dtype(np.int64))
     values = np.array([0, 1], np.float32)
+    scalar = len(node.spec.shape) == 1  # ONNX wants at least a vector
+    indices = g.reshape(indices, (1,)) if scalar else indices
     y = g("OneHot", indices, np.array(node.attrs["depth"], np.int64), values, axis=-1)
-    return g.cast(y, np.dtype(np.float32), node.spec.dtype)
+    y = g.cast(y, np.dtype(np.float32), node.spec.dtype)
+    return g.reshape(y, node.spec.shape) if scalar else y
 
 
 @rule("sort", "TopK")
