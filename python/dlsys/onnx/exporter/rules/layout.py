@@ -204,13 +204,14 @@ def _gather(g: Emitter, node: Node, x: str, indices: str) -> str:
 
 @rule("take_along_axis", "GatherElements")
 def _take_along(g: Emitter, node: Node, x: str, indices: str) -> str:
-    return g("GatherElements", x, indices, axis=node.attrs["axis"])
+    axis = node.attrs["axis"] % len(node.spec.shape)
+    return g("GatherElements", x, indices, axis=axis)
 
 
 @rule("put_along_axis put_along", "ScatterElements")
 def _put_along(g: Emitter, node: Node, updates: str, indices: str, *x: str) -> str:
     zeros = zeros_of(g, node.spec.shape, node.spec.dtype)
-    attrs = dict(axis=node.attrs["axis"], reduction="add")
+    attrs = dict(axis=node.attrs["axis"] % len(node.spec.shape), reduction="add")
     updates = g.cast(updates, node.inputs[0].spec.dtype, node.spec.dtype)
     return g("ScatterElements", zeros, indices, updates, **attrs)
 
