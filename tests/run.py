@@ -300,7 +300,7 @@ def run_dealt(suite: unittest.TestSuite, processes: int, tally: Tally) -> None:
         left.put(names)
     talking = threading.Lock()
 
-    def settle(notes: Notes, log: str) -> None:
+    def report(notes: Notes, log: str) -> None:
         with talking:
             tally.add(notes)
             failed = any(outcome == "failed" for _, outcome, _ in notes[0])
@@ -319,10 +319,10 @@ def run_dealt(suite: unittest.TestSuite, processes: int, tally: Tally) -> None:
                     log += f"\na process of tests ended with status {status}: {' '.join(names)}\n"
                     notes = [(name, "failed", None) for name in names], {}
                     worker = Worker()
-                settle(notes, log)
+                report(notes, log)
         except queue.Empty:
             if worker.end():
-                settle(([(f"the end of process {number}", "failed", None)], {}), worker.log())
+                report(([(f"the end of process {number}", "failed", None)], {}), worker.log())
         finally:
             worker.stop()
 

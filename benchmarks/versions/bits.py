@@ -49,7 +49,7 @@ class Job(NamedTuple):
         return self.device if self.precision == "fp32" else f"{self.device} {self.precision}"
 
 
-def settle() -> None:
+def set_environment() -> None:
     """Sets the environment, of this process before it loads numpy, and of those it starts."""
     for name in [name for name in os.environ if name.startswith("DLSYS_")]:
         if not name.startswith(KEPT):
@@ -226,5 +226,5 @@ def main() -> int:
         return int(compared(*options.compare) > 0)
     if not options.out:
         parser.error("--out FILE, or --compare BEFORE AFTER")
-    settle()
+    set_environment()
     return int(measured(options) > 0)

@@ -31,6 +31,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static thread_local
 #define __CUDA_ARCH_LIST__ 900
+#define __CUDA_ARCH_FEAT_SM90_ALL
 #define CUDART_VERSION 13000
 
 // ---- what kernels call ----
@@ -39,6 +40,7 @@ inline void __syncthreads() { dlsys::emulator::MeetBlock(); }
 inline void __syncwarp() { dlsys::emulator::MeetWarp(); }
 inline void __threadfence() {}
 inline void __threadfence_system() {}
+inline void __nanosleep(unsigned) { dlsys::emulator::Sleep(); }
 
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int distance, int width = 32) {
@@ -188,6 +190,14 @@ cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t nbytes, cudaMemcp
 cudaError_t cudaMemcpyPeerAsync(void* dst, int to, const void* src, int from, size_t nbytes,
                                 cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void* data, int byte, size_t nbytes, cudaStream_t stream);
+
+// ---- the driver's functions ----
+
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess };
+constexpr unsigned long long cudaEnableDefault = 0;
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
+                                             unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult* result);
 
 // ---- launches ----
 

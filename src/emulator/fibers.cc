@@ -5,12 +5,16 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <list>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "emulator/cuda_runtime.h"
@@ -58,6 +62,10 @@ namespace {
 
 constexpr size_t kStackNbytes = 64 << 10;
 constexpr unsigned kMostThreads = 1024;
+constexpr int kNumbered = 16;  // barriers of a block
+// Shared memory that kernels declare lies around here, by its 32-bit address.
+constexpr uint32_t kFixedAddress = 0x20000000;
+constexpr auto kPatience = std::chrono::seconds(60);  // for other blocks
 
 thread_local char shared_of_this_thread;  // the others lie at the same distance from it elsewhere
 
@@ -123,13 +131,75 @@ struct Copy {
   }
 };
 
+// Work of a thread that is under way, in groups that end where it closed them.
+template <class Work>
+class Queue {
+ public:
+  void Add(Work work) { under_way_.push_back(std::move(work)); }
+  void Close() { ends_.push_back(under_way_.size()); }
+  // Does all but the last `left` groups.
+  template <class Do>
+  void WaitFor(int left, Do&& act) {
+    if ((int)ends_.size() <= left) return;
+    const size_t groups = ends_.size() - left, end = ends_[groups - 1];
+    for (size_t k = 0; k < end; k++) act(under_way_[k]);
+    under_way_.erase(under_way_.begin(), under_way_.begin() + end);
+    ends_.erase(ends_.begin(), ends_.begin() + groups);
+    for (size_t& each : ends_) each -= end;
+  }
+  void Clear() { under_way_.clear(), ends_.clear(); }
+
+ private:
+  std::vector<Work> under_way_;
+  std::vector<size_t> ends_;  // of the groups that are closed and not waited for
+};
+using Act = std::function<void()>;
+
 struct Fiber {
   void* stack_pointer;
   const Group* waits;  // for whose round to pass; null: it may run
   unsigned round;
-  bool ended;
-  std::vector<Copy> copies;
-  std::vector<size_t> batches;  // where each ends that is closed and not waited for
+  bool ended, sleeps;
+  std::function<bool()> until;  // true: it may run
+  Queue<Copy> copies;
+  Queue<Act> units[(int)Unit::kCount];
+};
+
+// The clusters of a grid that have not begun. Those that are left may begin on another thread of
+// the CPU, beside the ones that wait for them.
+class Clusters {
+ public:
+  explicit Clusters(const Grid& grid) : grid_(grid), turns_(grid.blocks / grid.cluster) {}
+
+  // Runs all that are left, one after the other. False if threads of one wait for ever.
+  bool RunAll();
+  // Does so on another thread of the CPU; false where none is left.
+  bool RunBeside() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (next_ >= grid_.blocks / grid_.cluster) return false;
+    beside_.emplace_back([this] { RunAll(); });
+    return true;
+  }
+  bool End() {
+    while (true) {
+      std::thread last;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (beside_.empty()) return fine_;
+        last = std::move(beside_.front());
+        beside_.pop_front();
+      }
+      last.join();
+    }
+  }
+
+ private:
+  const Grid& grid_;
+  const Turns turns_;
+  std::atomic<unsigned> next_{0};
+  std::atomic<bool> fine_{true};
+  std::mutex mutex_;
+  std::list<std::thread> beside_;
 };
 
 // Runs blocks, one at a time, on the thread of the CPU that owns it.
@@ -144,19 +214,41 @@ class Scheduler {
   }
   ~Scheduler() { munmap(stacks_, kMostThreads * kStackNbytes); }
 
-  bool RunBlock(const Grid& grid, unsigned block, Cluster* cluster);
+  bool RunBlock(const Grid& grid, unsigned block, Cluster* cluster, Clusters* clusters);
 
   void Wait(Group& group) {
     Fiber& fiber = fibers_[current_];
     if (++group.arrived == group.size) return Release(group);
     fiber.waits = &group;
     fiber.round = group.round;
-    dlsys_switch_fiber(&fiber.stack_pointer, main_);
+    SwitchAway();
+  }
+  void WaitUntil(std::function<bool()> done) {
+    if (done()) return;
+    fiber().until = std::move(done);
+    SwitchAway();
+  }
+  void Sleep() {
+    fiber().sleeps = true;
+    SwitchAway();
+  }
+  Group& Numbered(int number, int threads) {
+    numbered_[number].size = (unsigned)threads;
+    return numbered_[number];
+  }
+  void Arrive(Group& group) {
+    if (++group.arrived == group.size) Release(group);
+  }
+  void Background(Act act) {
+    if (late_)
+      background_.push_back(std::move(act));
+    else
+      act();
   }
   void WaitForCluster() {
     Wait(all_);
     if (!cluster_) return;
-    if (threadIdx.x == 0) cluster_->Meet();
+    if (threadIdx.x == 0) RunBackground(), cluster_->Meet();
     Wait(all_);
   }
   Group& all() { return all_; }
@@ -165,6 +257,16 @@ class Scheduler {
   char* dynamic() { return dynamic_; }
   Fiber& fiber() { return fibers_[current_]; }
   bool late() const { return late_; }
+  int rank() const { return (int)rank_; }
+  uint32_t AddressOf(const void* shared) const {
+    const char* at = (const char*)shared;
+    if (at >= dynamic_ && at < dynamic_ + nbytes_) return (uint32_t)(at - dynamic_);
+    return kFixedAddress + (uint32_t)(at - &shared_of_this_thread);
+  }
+  void* At(uint32_t address) const {
+    if (address < nbytes_) return dynamic_ + address;
+    return &shared_of_this_thread + (int32_t)(address - kFixedAddress);
+  }
   const void* OfPeer(const void* place, int peer) const {
     return cluster_ ? cluster_->OfPeer(rank_, (const char*)place, (unsigned)peer) : place;
   }
@@ -175,9 +277,10 @@ class Scheduler {
   void Prepare(unsigned thread) {
     Fiber& fiber = fibers_[thread];
     fiber.waits = nullptr;
-    fiber.ended = false;
-    fiber.copies.clear();
-    fiber.batches.clear();
+    fiber.ended = fiber.sleeps = false;
+    fiber.until = nullptr;
+    fiber.copies.Clear();
+    for (Queue<Act>& unit : fiber.units) unit.Clear();
     // As if it had been switched away from at the first instruction of Begin, which expects its
     // stack as behind a call.
     void** top = (void**)(stacks_ + (thread + 1) * kStackNbytes) - 2;
@@ -194,23 +297,53 @@ class Scheduler {
     if (group.size && group.arrived == group.size) Release(group);
   }
   static bool MayRun(const Fiber& fiber) {
-    return !fiber.ended && (!fiber.waits || fiber.waits->round != fiber.round);
+    return !fiber.ended && (!fiber.waits || fiber.waits->round != fiber.round) &&
+           (!fiber.until || fiber.until());
   }
+  void SwitchAway() { dlsys_switch_fiber(&fiber().stack_pointer, main_); }
   void Resume(unsigned thread) {
     current_ = thread;
     *thread_x_ = thread;
     fibers_[thread].waits = nullptr;
+    fibers_[thread].until = nullptr;
     dlsys_switch_fiber(&main_, fibers_[thread].stack_pointer);
+  }
+  // Resumes each thread that may run, once. True where one did more than sleep.
+  bool RunThreads(const Turns& turns, unsigned threads) {
+    bool moved = false;
+    for (unsigned k = 0; k < threads; k++) {
+      const unsigned thread = turns[k];
+      Fiber& fiber = fibers_[thread];
+      if (!MayRun(fiber)) continue;
+      const bool slept = std::exchange(fiber.sleeps, false);
+      Resume(thread);
+      moved |= !(slept && fiber.sleeps);
+    }
+    return moved;
+  }
+  bool RunBackground() {
+    const std::vector<Act> acts = std::exchange(background_, {});
+    const Turns turns((unsigned)acts.size());
+    for (unsigned k = 0; k < acts.size(); k++) acts[turns[k]]();
+    return !acts.empty();
+  }
+  // Whether some threads wait for what other blocks do.
+  bool WaitsForBlocks(unsigned threads) const {
+    for (unsigned k = 0; k < threads; k++)
+      if (!fibers_[k].ended && (fibers_[k].sleeps || (cluster_ && fibers_[k].until))) return true;
+    return false;
   }
 
   char* stacks_;
   std::vector<Fiber> fibers_;
   std::vector<char> dynamic_memory_;
   char* dynamic_ = nullptr;
+  size_t nbytes_ = 0;  // there
   void* main_ = nullptr;
   unsigned* const thread_x_ = &threadIdx.x;  // of the thread that owns this
   unsigned current_ = 0, rank_ = 0;
-  Group all_, warps_[kMostThreads / kLanes];
+  Group all_, warps_[kMostThreads / kLanes], numbered_[kNumbered];
+  std::vector<Act> background_;
   alignas(16) char slots_[kMostThreads / kLanes][kLanes][kSlotNbytes];
   const Call* call_ = nullptr;
   Cluster* cluster_ = nullptr;
@@ -233,11 +366,12 @@ void Scheduler::Begin() {
   abort();  // nobody comes back
 }
 
-bool Scheduler::RunBlock(const Grid& grid, unsigned block, Cluster* cluster) {
+bool Scheduler::RunBlock(const Grid& grid, unsigned block, Cluster* cluster, Clusters* clusters) {
   constexpr size_t kAligned = 1024;
   dynamic_memory_.assign(grid.shared_nbytes + kAligned, (char)0xff);
   dynamic_ = dynamic_memory_.data();
   dynamic_ += (kAligned - (uintptr_t)dynamic_ % kAligned) % kAligned;
+  nbytes_ = grid.shared_nbytes;
   call_ = grid.call;
   cluster_ = cluster;
   rank_ = block % grid.cluster;
@@ -249,20 +383,23 @@ bool Scheduler::RunBlock(const Grid& grid, unsigned block, Cluster* cluster) {
   all_ = {grid.threads, 0, 0};
   for (unsigned first = 0; first < grid.threads; first += kLanes)
     warps_[first / kLanes] = {std::min(grid.threads - first, (unsigned)kLanes), 0, 0};
+  for (Group& group : numbered_) group = {};
   memset(slots_, 0xff, sizeof slots_);
   for (unsigned k = 0; k < grid.threads; k++) Prepare(k);
   if (cluster) cluster->Enter(rank_, dynamic_, grid.shared_nbytes);
   const Turns turns(grid.threads);
-  bool moved = true;
-  while (moved && all_.size) {
-    moved = false;
-    for (unsigned k = 0; k < grid.threads; k++) {
-      const unsigned thread = turns[k];
-      if (!MayRun(fibers_[thread])) continue;
-      moved = true;
-      Resume(thread);
+  auto moved = std::chrono::steady_clock::now();
+  while (all_.size) {
+    if (RunThreads(turns, grid.threads) || RunBackground()) {
+      moved = std::chrono::steady_clock::now();
+    } else if (!WaitsForBlocks(grid.threads) ||
+               std::chrono::steady_clock::now() - moved > kPatience) {
+      break;
+    } else if (!clusters->RunBeside()) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
   }
+  RunBackground();
   if (cluster) cluster->Leave();
   if (all_.size)
     fprintf(stderr, "emulated GPU: %u of %u threads of block %u wait for others that never come\n",
@@ -270,14 +407,25 @@ bool Scheduler::RunBlock(const Grid& grid, unsigned block, Cluster* cluster) {
   return all_.size == 0;
 }
 
-bool RunCluster(const Grid& grid, unsigned first) {
+bool RunCluster(const Grid& grid, unsigned first, Clusters* clusters) {
+  if (grid.cluster == 1) return scheduler().RunBlock(grid, first, nullptr, clusters);
   Cluster cluster(grid.cluster);
   std::vector<char> fine(grid.cluster);
   std::vector<std::thread> threads;
   for (unsigned k = 0; k < grid.cluster; k++)
-    threads.emplace_back([&, k] { fine[k] = scheduler().RunBlock(grid, first + k, &cluster); });
+    threads.emplace_back(
+        [&, k] { fine[k] = scheduler().RunBlock(grid, first + k, &cluster, clusters); });
   for (std::thread& thread : threads) thread.join();
   return std::all_of(fine.begin(), fine.end(), [](char ok) { return ok; });
+}
+
+bool Clusters::RunAll() {
+  while (fine_) {
+    const unsigned k = next_++;
+    if (k >= grid_.blocks / grid_.cluster) break;
+    if (!RunCluster(grid_, turns_[k] * grid_.cluster, this)) fine_ = false;
+  }
+  return fine_;
 }
 
 }  // namespace
@@ -289,38 +437,50 @@ Slots SlotsOfWarp() { return scheduler().slots(); }
 void* DynamicShared() { return scheduler().dynamic(); }
 const void* OfPeer(const void* shared, int peer) { return scheduler().OfPeer(shared, peer); }
 
+uint32_t SharedAddress(const void* shared) { return scheduler().AddressOf(shared); }
+void* SharedAt(uint32_t address) { return scheduler().At(address); }
+void* SharedAt(uint32_t address, int rank) {
+  return const_cast<void*>(scheduler().OfPeer(SharedAt(address), rank));
+}
+int ClusterRank() { return scheduler().rank(); }
+
+void WaitUntil(std::function<bool()> done) { scheduler().WaitUntil(std::move(done)); }
+void Sleep() { scheduler().Sleep(); }
+void MeetNumbered(int number, int threads) {
+  scheduler().Wait(scheduler().Numbered(number, threads));
+}
+void ArriveNumbered(int number, int threads) {
+  scheduler().Arrive(scheduler().Numbered(number, threads));
+}
+
 void CopyLater(float* to, const float* from, int count, bool valid) {
   const Copy copy = {to, from, count, valid};
   if (scheduler().late())
-    scheduler().fiber().copies.push_back(copy);
+    scheduler().fiber().copies.Add(copy);
   else
     copy.Do();
 }
-
-void CloseCopies() {
-  Fiber& fiber = scheduler().fiber();
-  fiber.batches.push_back(fiber.copies.size());
-}
-
+void CloseCopies() { scheduler().fiber().copies.Close(); }
 void WaitForCopies(int left) {
-  Fiber& fiber = scheduler().fiber();
-  if ((int)fiber.batches.size() <= left) return;
-  const size_t batches = fiber.batches.size() - left, end = fiber.batches[batches - 1];
-  for (size_t k = 0; k < end; k++) fiber.copies[k].Do();
-  fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + end);
-  fiber.batches.erase(fiber.batches.begin(), fiber.batches.begin() + batches);
-  for (size_t& batch : fiber.batches) batch -= end;
+  scheduler().fiber().copies.WaitFor(left, [](const Copy& copy) { copy.Do(); });
 }
+
+void Begin(Unit unit, std::function<void()> act) {
+  if (scheduler().late())
+    scheduler().fiber().units[(int)unit].Add(std::move(act));
+  else
+    act();
+}
+void CloseGroup(Unit unit) { scheduler().fiber().units[(int)unit].Close(); }
+void WaitForGroups(Unit unit, int left) {
+  scheduler().fiber().units[(int)unit].WaitFor(left, [](const Act& act) { act(); });
+}
+void Background(std::function<void()> act) { scheduler().Background(std::move(act)); }
 
 bool Run(const Grid& grid) {
-  const unsigned runs = grid.blocks / grid.cluster;
-  const Turns turns(runs);
-  for (unsigned k = 0; k < runs; k++) {
-    const unsigned first = turns[k] * grid.cluster;
-    if (!(grid.cluster > 1 ? RunCluster(grid, first) : scheduler().RunBlock(grid, first, nullptr)))
-      return false;
-  }
-  return true;
+  Clusters clusters(grid);
+  clusters.RunAll();
+  return clusters.End();
 }
 
 }  // namespace emulator

@@ -1,7 +1,9 @@
 // The threads of a block, and how they wait for each other.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <functional>
 
 #include "emulator/vectors.h"
 
@@ -41,6 +43,30 @@ T FromLane(const T& value, int lane) {
 // the cluster.
 void* DynamicShared();
 const void* OfPeer(const void* shared, int peer);
+
+// Shared memory by 32-bit addresses, which are the same in all blocks of a cluster; what the launch
+// asked for begins at 0. SharedAt finds an address in this block, or in another one.
+uint32_t SharedAddress(const void* shared);
+void* SharedAt(uint32_t address);
+void* SharedAt(uint32_t address, int rank);
+int ClusterRank();
+
+// Until `done`, which is asked again and again, is true.
+void WaitUntil(std::function<bool()> done);
+// Lets other threads run, and other blocks of the grid where all of this one wait.
+void Sleep();
+// Barriers of a block by their number: threads that wait, and threads that only arrive.
+void MeetNumbered(int number, int threads);
+void ArriveNumbered(int number, int threads);
+
+// What a thread begins and waits for later: done at any time between. Groups are as those of
+// CopyLater. Of what others wait for, nobody knows the time: see Background.
+enum class Unit { kProducts, kStores, kCount };
+void Begin(Unit unit, std::function<void()> act);
+void CloseGroup(Unit unit);
+void WaitForGroups(Unit unit, int left);
+// Does it now, or when nothing else in the block can go on.
+void Background(std::function<void()> act);
 
 // Copies `count` floats, or zeros, at some time between now and the end of WaitForCopies.
 void CopyLater(float* to, const float* from, int count, bool valid);

@@ -7,7 +7,7 @@
 namespace dlsys {
 
 // A resized element: (1 - weight) * x[low] + weight * x[high].
-struct Tap {
+struct Lerp {
   int64_t low, high;
   float weight;
 
@@ -28,18 +28,18 @@ struct ResizedAxis {
   int64_t n, m;
   bool align, linear;
 
-  DLSYS_HD Tap At(int64_t i) const {
-    if (align && m == 1) return Tap{0, 0, 0.f};
+  DLSYS_HD Lerp At(int64_t i) const {
+    if (align && m == 1) return Lerp{0, 0, 0.f};
     const int64_t unit = align ? m - 1 : 2 * m;
     int64_t at = align ? i * (n - 1) : (2 * i + 1) * n - m;  // the coordinate, in units
     if (!linear) {  // nearest: ties to the lower, or the cell that i lies in
       at = align ? (2 * at + unit - 1) / (2 * unit) : (at + m) / unit;
-      return Tap{at, at, 0.f};
+      return Lerp{at, at, 0.f};
     }
     at = at < 0 ? 0 : at;
     const int64_t low = at / unit;
-    if (low >= n - 1) return Tap{n - 1, n - 1, 0.f};
-    return Tap{low, low + 1, (float)(at % unit) / (float)unit};
+    if (low >= n - 1) return Lerp{n - 1, n - 1, 0.f};
+    return Lerp{low, low + 1, (float)(at % unit) / (float)unit};
   }
 
   // First resized element whose `high` is at least k; `high` never descends.

@@ -15,7 +15,7 @@ from dlsys import functional as F
 from dlsys import nn, optim
 from dlsys.eager.device import engine_of
 from dlsys.ndarray import cpu, gpu
-from dlsys.ops.leaf import settle, unsettled
+from dlsys.ops.leaf import flush, unflushed
 from support.devices import require
 
 THREADS = 4
@@ -163,8 +163,8 @@ class Threads:
         thread = threading.Thread(target=lambda: made.append(self.tensor(2.0) * w))
         thread.start()
         thread.join()
-        settle()
-        self.assertNotIn(made[0].engine, unsettled)
+        flush()
+        self.assertNotIn(made[0].engine, unflushed)
         w.set(np.zeros(3, np.float32))
         self.assertEqual(made[0].tolist(), [2, 2, 2])
 

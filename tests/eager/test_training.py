@@ -184,7 +184,7 @@ class Training:
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append(loss.item())
-                net.state_dict()  # settles what waits, in this thread and in others
+                net.state_dict()  # flushes pending work, in this thread and in others
             made[k] = losses
 
         threads = [threading.Thread(target=train, args=(k,)) for k in range(4)]
@@ -209,7 +209,7 @@ class Training:
             return loss
 
         losses = [step(x, y).item() for x, y in self.tensors()]
-        self.assertEqual(len(step.forms), 1)
+        self.assertEqual(len(step.signatures), 1)
         self.assert_same(losses, net, lambda: optim.SGD(0.1, 0.9))
 
     def test_two_steps_in_one_function(self):
@@ -264,7 +264,7 @@ class Training:
         self.assertEqual(f(b, 3).tolist(), [3, 3])
         self.assertEqual(f(b, 4).tolist(), [4, 4])
         self.assertEqual(f(b * 2, 4).tolist(), [8, 8])
-        self.assertEqual(len(f.forms), 3)
+        self.assertEqual(len(f.signatures), 3)
 
     def test_a_look_inside_is_refused(self):
         x = dl.ones(2, device=self.device)

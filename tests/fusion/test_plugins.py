@@ -97,9 +97,9 @@ class Settings(unittest.TestCase):
     def test_every_file_is_a_fusion_but_what_they_share(self) -> None:
         files = {path.stem for path in (PACKAGE / "fusion").glob("*.py")}
         self.assertEqual(files - {"__init__", "body", "rewrite"}, set(NAMES))
-        places = [fusion.place for fusion in FUSIONS]
-        self.assertEqual(places, sorted(set(places)))
-        self.assertTrue(all(10 <= place <= 90 for place in places))
+        positions = [fusion.position for fusion in FUSIONS]
+        self.assertEqual(positions, sorted(set(positions)))
+        self.assertTrue(all(10 <= position <= 90 for position in positions))
 
     def test_passes_run_in_order_under_their_conditions(self) -> None:
         def arranged(**options: object) -> list[str]:
@@ -126,7 +126,7 @@ class Settings(unittest.TestCase):
             seen.append(options.target)
             return list(fetches)
 
-        executor = ad.Executor([ad.constant(1.0) * 2], fusions=[Pass("look", look, place=50)])
+        executor = ad.Executor([ad.constant(1.0) * 2], fusions=[Pass("look", look, position=50)])
         self.assertEqual(float(executor.run()[0]), 2)
         self.assertEqual(seen, [NUMPY])
 

@@ -1,32 +1,41 @@
 // Kernels with faults that a GPU may hide, and the same ones without, on the emulated GPU. Prints a
 // line a check: its name, then yes or no.
+#include <cudaTypedefs.h>
+
 #include <cmath>
 #include <cstdio>
 
-#include "cuda/runtime/stream_order.cuh"
+#include "cuda/runtime/hopper.cuh"
 #include "cuda/runtime/ptx.cuh"
+#include "cuda/runtime/stream_order.cuh"
 #include "cuda_runtime.h"
 
 namespace {
 
-constexpr int kThreads = 96, kLaunches = 40;
+constexpr int kThreads = 128, kLaunches = 40;
+constexpr size_t kSharedNbytes = 8 << 10;
 
 float* device;  // kThreads floats
 cudaStream_t stream;
 
 template <class... Params, class... Args>
-cudaError_t Launch(void (*kernel)(Params...), size_t shared, unsigned cluster, Args... args) {
+cudaError_t LaunchGrid(void (*kernel)(Params...), size_t shared, unsigned blocks, unsigned cluster,
+                       Args... args) {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(cluster);
+  config.gridDim = dim3(blocks);
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = cluster > 1;
   return cudaLaunchKernelEx(&config, kernel, args...);
+}
+template <class... Params, class... Args>
+cudaError_t Launch(void (*kernel)(Params...), size_t shared, unsigned cluster, Args... args) {
+  return LaunchGrid(kernel, shared, cluster, cluster, args...);
 }
 
 void Say(const char* name, bool yes) { printf("%s: %s\n", name, yes ? "yes" : "no"); }
@@ -36,7 +45,7 @@ template <class Kernel, class... Args>
 int RightOnes(Kernel kernel, Args... args) {
   int right = 0;
   for (int n = 0; n < kLaunches; n++) {
-    Launch(kernel, kThreads * sizeof(float), 1, args...);
+    Launch(kernel, kSharedNbytes, 1, args...);
     bool all = true;
     for (int k = 0; k < kThreads; k++) all &= device[k] == (float)((k + 1) % kThreads);
     right += all;
@@ -187,6 +196,114 @@ void CheckSecond() {
   Say("a GPU is current within a call, and not behind it", inside == 1 && current == 0);
 }
 
+// ---- what sm_90a adds ----
+
+namespace hopper = dlsys::cuda::hopper;
+
+constexpr int kBoxColumns = 32;  // of floats, 128 bytes
+
+__global__ void LoadTile(float* out, CUtensorMap map, bool waits) {
+  __shared__ __align__(8) uint64_t barrier;
+  float* tile = dlsys::cuda::DynamicShared<float>();
+  const uint32_t at = hopper::SharedAddress(&barrier);
+  if (threadIdx.x == 0) {
+    hopper::InitBarrier(at, 1);
+    hopper::PublishBarriers();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    hopper::ArriveExpecting(at, kThreads * sizeof(float));
+    hopper::LoadBox<false>(hopper::SharedAddress(tile), &map, at, 0, 0, 0);
+  }
+  if (waits) hopper::WaitForPhase(at, 0);
+  const int row = (int)threadIdx.x / kBoxColumns, column = (int)threadIdx.x % kBoxColumns;
+  out[threadIdx.x] = tile[row * kBoxColumns + ((column / 4 ^ row % 8) * 4 + column % 4)];
+}
+
+__global__ void StoreTile(float* out, CUtensorMap map, bool waits) {
+  float* tile = dlsys::cuda::DynamicShared<float>();
+  const int row = (int)threadIdx.x / kBoxColumns, column = (int)threadIdx.x % kBoxColumns;
+  tile[row * kBoxColumns + ((column / 4 ^ row % 8) * 4 + column % 4)] =
+      (float)((threadIdx.x + 1) % kThreads);
+  dlsys::cuda::LetBulkFollow();
+  __syncthreads();
+  out[threadIdx.x] = -1.f;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    hopper::StoreBox(&map, hopper::SharedAddress(tile), 0, 0, 0);
+    hopper::CloseStores();
+    if (waits) hopper::WaitForStores();
+  }
+}
+
+// Ones, which a swizzle leaves as they are: each sum is of 16 products.
+__global__ void MultiplyOnes(float* out, bool waits) {
+  unsigned char* memory = dlsys::cuda::DynamicShared<unsigned char>();
+  for (int k = (int)threadIdx.x; k < 64 * 64; k += kThreads)
+    ((dlsys::bfloat16*)memory)[k] = dlsys::bfloat16(1.f);
+  __syncthreads();
+  float d[8][4] = {};
+  const uint64_t ones = hopper::Descriptor(hopper::SharedAddress(memory), 16, 1024);
+  hopper::BeginProducts();
+  hopper::MultiplyAdd<dlsys::bfloat16, false, false>(d, ones, ones, true);
+  hopper::CloseProducts();
+  if (waits) hopper::WaitForProducts<0>();
+  out[threadIdx.x] = d[7][3] == 16.f ? (float)((threadIdx.x + 1) % kThreads) : -1.f;
+}
+
+__global__ void ExchangeInWarpgroup(float* out, bool waits) {
+  __shared__ float place[kThreads];
+  const int k = (int)threadIdx.x;
+  place[k] = -1.f;
+  __syncthreads();
+  place[k] = (float)k;
+  if (waits) hopper::SyncThreads(3, kThreads);
+  out[k] = place[(k + 1) % kThreads];
+}
+
+__global__ void MeetInMemory(unsigned* count) {
+  if (threadIdx.x == 0) {
+    dlsys::cuda::CountUp(count);
+    while (hopper::LoadAcquire(count) < gridDim.x) __nanosleep(64);
+  }
+}
+
+CUtensorMap MapOf(float* data) {
+  void* encode = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault,
+                                   &found);
+  const uint64_t extents[3] = {kBoxColumns, kThreads / kBoxColumns, 1};
+  const uint64_t strides[2] = {kBoxColumns * sizeof(float), kThreads * sizeof(float)};
+  const uint32_t box[3] = {kBoxColumns, kThreads / kBoxColumns, 1}, steps[3] = {1, 1, 1};
+  CUtensorMap map;
+  ((PFN_cuTensorMapEncodeTiled_v12000)encode)(
+      &map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, data, extents, strides, box, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return map;
+}
+
+// A wait that is there, and one that lacks.
+template <class Kernel, class... Args>
+void CheckWait(const char* there, const char* lacks, Kernel kernel, Args... args) {
+  Say(there, RightOnes(kernel, device, args..., true) == kLaunches);
+  Say(lacks, RightOnes(kernel, device, args..., false) < kLaunches);
+}
+
+void CheckHopper(float* numbers) {
+  CheckWait("tiles that are waited for are there", "tiles that are not waited for show", LoadTile,
+            MapOf(numbers));
+  CheckWait("tiles are stored", "stores that are not waited for show", StoreTile, MapOf(device));
+  CheckWait("products that are waited for are there", "products that are not waited for show",
+            MultiplyOnes);
+  CheckWait("a numbered barrier is one", "a numbered barrier that lacks shows",
+            ExchangeInWarpgroup);
+  *(unsigned*)device = 0;
+  Say("blocks may wait for each other",
+      LaunchGrid(MeetInMemory, 0, 5, 1, (unsigned*)device) == cudaSuccess);
+}
+
 }  // namespace
 
 int main() {
@@ -209,6 +326,7 @@ int main() {
   Say("blocks of a cluster see each other", device[0] == 12.f && device[1] == 1.f);
   Say("too much shared memory is refused",
       Launch(Untouched, 64 << 10, 1, device) == cudaErrorInvalidValue);
+  CheckHopper(numbers);
   CheckRecording();
   CheckOrder();
   CheckSecond();

@@ -39,9 +39,9 @@ class Emulator(unittest.TestCase):
             subprocess.run([*command, *map(str, sources), "-o", program], check=True, timeout=200)
             done = subprocess.run([program], capture_output=True, text=True, timeout=60)
         lines = done.stdout.splitlines()
-        self.assertEqual(len(lines), 20, done)
+        self.assertEqual(len(lines), 29, done)
         for line in lines:
             with self.subTest(line):
                 self.assertTrue(line.endswith(": yes"), line)
-        self.assertRegex(done.stderr, "^emulated GPU: 96 of 96 threads of block 0 wait for others")
+        self.assertRegex(done.stderr, "^emulated GPU: 128 of 128 threads of block 0 wait for others")
         self.assertEqual(done.returncode, 0, done)

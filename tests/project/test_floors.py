@@ -250,7 +250,7 @@ class Engine(unittest.TestCase):
                     names = {alias.name for alias in node.names}
                     with self.subTest(path=path.name):
                         self.assertLessEqual(
-                            names, {"Parameter", "ANYWHERE", "PRECISIONS", "settle", "unsettled"}
+                            names, {"Parameter", "ANYWHERE", "PRECISIONS", "flush", "unflushed"}
                         )
 
     def test_no_class_of_operators_is_asked_for(self):

@@ -43,6 +43,7 @@ TOOLS = (
     "dirname",
     "mktemp",
     "rm",
+    "uname",
 )
 
 # What it is asked to write with -o; a whole library where it links.

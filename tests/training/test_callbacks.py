@@ -71,6 +71,11 @@ class Order(InFolder):
         self.fit(Earlier(), epochs=1)
         self.assertEqual(calls, [1, 2, 2])
 
+    def test_the_earlier_name_of_schemas_works_with_a_warning(self) -> None:
+        with self.assertWarnsRegex(DeprecationWarning, "forms is schemas now"):
+            earlier = type("Earlier", (train.Callback,), {"forms": {"count": str}})
+        self.assertEqual(earlier.schemas, {"count": str})
+
     def test_methods_are_called_in_this_order(self) -> None:
         log: list[str] = []
         self.fit(Events(log), epochs=2, log_every=3)

@@ -96,7 +96,7 @@ class Setup:
                 f"{what} does not say which network it is of; expected a checkpoint that "
                 "`dlsys mnist` wrote with --checkpoint"
             )
-        _check_form(what, values)
+        _check_schema(what, values)
         pairs = tuple((name, number) for name, number in values["augment"])
         found = cls(**{**values, "hidden": tuple(values["hidden"]), "augment": pairs})
         if found.assignment and found.model not in _WEIGHTS_OF_ASSIGNMENT:
@@ -357,14 +357,14 @@ def _check(model: str, given: Mapping[str, Any]) -> None:
         raise UsageError("a digit flipped is no digit: use flip with --dataset fashion only")
 
 
-def _check_form(what: str, values: Mapping[str, Any]) -> None:
+def _check_schema(what: str, values: Mapping[str, Any]) -> None:
     """Raises DataError where a value of a setup from a file is none that `choose` could give."""
     from ..train import schema as is_
 
     strengths = [
         is_.row(is_.one_of(name), is_.number(0, most)) for name, (_, most) in AUGMENTATIONS.items()
     ]
-    form = is_.fields(
+    schema = is_.fields(
         model=is_.one_of(*MODELS),
         dataset=is_.one_of(*DATASETS),
         epochs=is_.integer(1),
@@ -382,7 +382,7 @@ def _check_form(what: str, values: Mapping[str, Any]) -> None:
         early_stop=is_.maybe(is_.integer(1)),
         assignment=is_.flag,
     )
-    is_.check(what, values, form)
+    is_.check(what, values, schema)
 
 
 def _weights(hidden: tuple[int, ...]) -> int:

@@ -91,7 +91,7 @@ def synchronize() -> None:
     >>> dl.synchronize()  # y is computed now
     """
     for engine in engines():
-        engine.settle(writing=True)
+        engine.flush(writing=True)
         if engine.ctx is not None:
             wait(engine.ctx)
 
@@ -105,5 +105,5 @@ def set_precision(precision: str, device: Device = None) -> None:
     >>> dl.set_precision("fp32")
     """
     engine = engine_of(device)
-    engine.settle(writing=True)
+    engine.flush(writing=True)
     engine.precision = check_precision(precision)

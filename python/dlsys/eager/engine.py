@@ -27,7 +27,7 @@ from ..functional.record import Recorder
 from ..graph.lines import where
 from ..graph.node import Node, hooks
 from ..ndarray import NDArray
-from ..ops.leaf import Parameter, unsettled
+from ..ops.leaf import Parameter, unflushed
 from ..runtime.device import Context
 from .tape import (
     CUT,
@@ -138,7 +138,7 @@ class Engine:
 
         Its other arguments are plain values, Parameters, and numpy arrays, which become Tensors.
         home: a Token that keeps the transition; else that of a Parameter does, or the state.
-        Raises what the function raises where a call does not fit, at the first call of its form.
+        Raises what the function raises where a call does not fit, once for each signature.
         """
         if self._thread != get_ident():
             return self.here.record(function, args, kwargs, again, home)
@@ -173,7 +173,7 @@ class Engine:
                 if state is None or state is CUT:
                     return self._follow(made, home, function, args, kwargs, again)
                 if home is not None:
-                    unsettled.add(self)
+                    unflushed.add(self)
                 return self.tensors(tape, state)
         return self.record(function, args, kwargs, again, home)  # the tape was run meanwhile
 
@@ -255,7 +255,7 @@ class Engine:
             self.run(tape)
             return self.record(function, args, kwargs, again, home)
         if home is not None:
-            unsettled.add(self)
+            unflushed.add(self)
         return self.tensors(tape, state)
 
     @contextmanager
@@ -273,8 +273,8 @@ class Engine:
         """
         if function not in Engine.arithmetic or len(args) != 2 or not any(map(_is_float, args)):
             return False
-        form = function, *[x._out if type(x) is Recorder.tensor else type(x) for x in args]
-        seen = tape.state.numbers[form] = tape.state.numbers.get(form, 0) + 1
+        pattern = function, *[x._out if type(x) is Recorder.tensor else type(x) for x in args]
+        seen = tape.state.numbers[pattern] = tape.state.numbers.get(pattern, 0) + 1
         return seen > MOST_NUMBERS and any(type(x) in (int, float) for x in args)
 
     def _fed(self, args: Sequence[Any]) -> list[Any]:
@@ -431,9 +431,9 @@ class Engine:
         if self.pending is not None:
             self.run(self.pending)
         self.pending, self.tape = self.tape, self.new_tape()
-        unsettled.add(self)
+        unflushed.add(self)
 
-    def settle(self, writing: bool) -> None:
+    def flush(self, writing: bool) -> None:
         """Runs what waits, before Parameters are read or, `writing`, changed from elsewhere. For
         another thread it runs the step that waits and leaves the tape, on which its own may record;
         of a thread that has ended it runs all.
@@ -461,7 +461,7 @@ class Engine:
                 if self.pending is not None:
                     self.run(self.pending)
                 self.tape = self.new_tape()
-                unsettled.discard(self)
+                unflushed.discard(self)
             elif tape is self.pending:
                 self.pending = None
             elif not tape.tensors:

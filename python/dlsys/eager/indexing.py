@@ -201,7 +201,7 @@ def _shown(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
 
 
 def _fed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
-    """A view of a row, or of consecutive ones, by a number that is fed: where a place of a program
+    """A view of a row, or of consecutive ones, by a number that is fed: where an entry of a tape
     has seen others before, as in a loop over batches. A program for each would be planned anew.
     None where it is a constant.
     """
@@ -213,8 +213,8 @@ def _fed(tensor: Tensor, key: tuple[Any, ...]) -> Tensor | None:
     if not rows.ndim and not -extent <= entry < extent:
         return None  # `getitem` says so
     of = engine.adopt(tensor)._out
-    form = getitem_op, of, rows.shape
-    seen = engine.tape.state.indices.setdefault(form, [])
+    pattern = getitem_op, of, rows.shape
+    seen = engine.tape.state.indices.setdefault(pattern, [])
     if repr(entry) in seen:
         return None
     if len(seen) < MOST_NUMBERS:

@@ -1,7 +1,7 @@
 """jit: a function of Tensors as programs that were recorded once.
 
-The first call of its form runs the function on Tensors without values and keeps the tapes that it
-makes; where it takes no optimizer's step there is one, else one for each step and one for what
+The first call of a signature runs the function on Tensors without values and keeps the tapes that
+it makes; where it takes no optimizer's step there is one, else one for each step and one for what
 follows. A call runs their programs and gives the arrays of one to the next, without any Python of
 the function.
 """
@@ -24,7 +24,7 @@ from .device import engine_of
 from .engine import Engine, Program, tracing
 from .tape import Symbol, Tape, name_of, token_of
 
-_MOST_FORMS = 64  # of the arguments of one function; the oldest goes first
+_MOST_SIGNATURES = 64  # of the arguments of one function; the oldest goes first
 
 
 class Segment(NamedTuple):
@@ -82,7 +82,7 @@ class Trace:
 
 
 class Compiled:
-    """The programs of a function for arguments of one form."""
+    """The programs of a function for arguments of one signature."""
 
     def __init__(self, trace: Trace, made: Any, engine: Engine) -> None:
         self.engine = engine
@@ -204,35 +204,37 @@ class _Result(NamedTuple):
 
 
 class Jit:
-    """A function as `jit` makes it; `forms` are the forms of arguments it was recorded for."""
+    """A function as `jit` makes it; `signatures` are those of arguments it was recorded for."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
         self._function = function
-        self.forms: dict[tuple[Any, ...], Compiled] = {}
+        self.signatures: dict[tuple[Any, ...], Compiled] = {}
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
     def __repr__(self) -> str:
-        return f"<jit of {name_of(self._function)}, recorded for {len(self.forms)} form(s)>"
+        return (
+            f"<jit of {name_of(self._function)}, recorded for {len(self.signatures)} signature(s)>"
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensors: list[Any] = []
-        key = [_form(args, tensors), _form(kwargs, tensors)]
+        key = [_signature(args, tensors), _signature(kwargs, tensors)]
         engine: Engine = tensors[0].engine.here if tensors else engine_of(None)
         if engine.trace is not None:  # inside another one it is part of that
             return self._function(*args, **kwargs)
-        form = (*key, engine, engine.grad, engine.precision)
-        compiled = self.forms.get(form)
+        signature = (*key, engine, engine.grad, engine.precision)
+        compiled = self.signatures.get(signature)
         if compiled is None or not compiled.valid:
-            compiled = self.forms[form] = self._recorded(engine, args, kwargs)
-            if len(self.forms) > _MOST_FORMS:
-                del self.forms[next(iter(self.forms))]
+            compiled = self.signatures[signature] = self._recorded(engine, args, kwargs)
+            if len(self.signatures) > _MOST_SIGNATURES:
+                del self.signatures[next(iter(self.signatures))]
         if compiled.differentiable:
             return compiled.record(tensors)
         if engine.tape.states or engine.pending is not None:
-            engine.settle(writing=True)
+            engine.flush(writing=True)
         return compiled.run([tensor._looked() for tensor in tensors])
 
     def _recorded(self, engine: Engine, args: Any, kwargs: Any) -> Compiled:
@@ -273,11 +275,11 @@ def jit(function: Callable[..., Any]) -> Jit:
     """A function of Tensors, such as a training step or a model's forward, as one program.
 
     Arguments may be Tensors, arrays, plain values, and lists, tuples and dicts of them. The
-    function is run once for each form of them: shapes, dtypes, plain values. What it does in Python
-    may depend on these, and not on values of Tensors: a look at one raises GraphError with the
-    line. What else it does, such as printing, happens at that one run only. Parameters, and Tensors
-    that it finds outside, are read anew by each call; `backward`, steps of optimizers, gradients
-    and changes in place are part of the program.
+    function is run once for each signature of them: shapes, dtypes, plain values. What it does in
+    Python may depend on these, and not on values of Tensors: a look at one raises GraphError with
+    the line. What else it does, such as printing, happens at that one run only. Parameters, and
+    Tensors that it finds outside, are read anew by each call; `backward`, steps of optimizers,
+    gradients and changes in place are part of the program.
 
     >>> @dl.jit
     ... def distance(a, b):
@@ -299,16 +301,16 @@ def _gradient(holder: Any) -> Any:
     return grad._looked()
 
 
-def _form(value: Any, tensors: list[Any]) -> Any:
+def _signature(value: Any, tensors: list[Any]) -> Any:
     """What programs depend on: shapes, dtypes and plain values. Tensors are put into a list."""
     kind = type(value)
     if kind is Recorder.tensor:
         tensors.append(value)
         return value.shape, value.dtype, value._requires
     if kind is tuple or kind is list:
-        return (kind, *[_form(item, tensors) for item in value])
+        return (kind, *[_signature(item, tensors) for item in value])
     if kind is dict:
-        return (kind, *value, *[_form(item, tensors) for item in value.values()])
+        return (kind, *value, *[_signature(item, tensors) for item in value.values()])
     if kind is np.ndarray or kind is NDArray:
         raise GraphError(
             "jit: an argument is an array; make it a Tensor, dl.tensor(x), before the call "

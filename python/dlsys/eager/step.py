@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import GraphError
 from ..graph.lines import where
-from ..ops.leaf import Parameter, unsettled
+from ..ops.leaf import Parameter, unflushed
 from .engine import Engine, tracing
 from .tape import State, token_of, written_by
 
@@ -53,6 +53,6 @@ def drop_gradients(parameters: Iterable[Parameter]) -> None:
         if tracing:
             tracing[-1].before.setdefault(parameter, parameter.grad)
         parameter.grad = None
-    for engine in list(unsettled):
+    for engine in list(unflushed):
         if engine.own and engine.pending is not None:
             engine.run(engine.pending)

@@ -212,7 +212,7 @@ def token_of(holder: Any) -> Token:
 
 # ---- new states ----
 def new_state(tape: Tape, call: Call, grad: bool, again: bool) -> State:
-    """The state behind a call that is new at this place of the trie: calls the function on nodes.
+    """The state behind a call that is new at this node of the trie: calls the function on nodes.
 
     grad: gradients reach its values. again: it is recorded a second time, for a gradient, so its
     effects are not made. CUT where it reads or writes a Parameter that an entry before it writes.

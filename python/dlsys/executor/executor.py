@@ -19,7 +19,7 @@ from ..graph.infer import infer
 from ..graph.node import Node, find_topo_sort, hooks
 from ..graph.spec import Spec
 from ..ndarray import NDArray
-from ..ops.leaf import Parameter, settle, unsettled
+from ..ops.leaf import Parameter, flush, unflushed
 from ..passes.pipeline import Options, Pass, arrange
 from ..passes.precision import check_precision
 from ..runtime.device import Context
@@ -116,8 +116,8 @@ class Executor(Views):
         run is queued already: it is raised where its results are first waited for, and Parameters
         may hold NaN by then (see errors.OutOfRangeError).
         """
-        if unsettled:
-            settle()
+        if unflushed:
+            flush()
         return self._runs(1, feed_dict, convert_to_numpy_ret_vals)
 
     def run_many(
@@ -134,8 +134,8 @@ class Executor(Views):
         """
         if not isinstance(n, (int, np.integer)) or n < 1:
             raise GraphError(f"run_many: expected at least 1 run, got {n!r}")
-        if unsettled:
-            settle()
+        if unflushed:
+            flush()
         return self._runs(n, feed_dict, convert_to_numpy_ret_vals)
 
     def run_recorded(self, feed_dict: Mapping[Node, Any]) -> list[Any]:

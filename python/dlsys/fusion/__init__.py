@@ -18,7 +18,7 @@ def _found() -> tuple[Pass, ...]:
     names = [name[:-3] for name in files if name.endswith(".py") and name != "__init__.py"]
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     found = [module.FUSION for module in modules if hasattr(module, "FUSION")]
-    return tuple(sorted(found, key=lambda fusion: fusion.place))
+    return tuple(sorted(found, key=lambda fusion: fusion.position))
 
 
 FUSIONS = _found()

@@ -344,7 +344,7 @@ def _replace(
 FUSION = Pass(
     "batch_norm",
     fuse,
-    place=50,
+    position=50,
     needs=(
         "batch_statistics_single_pass",
         "batch_normalize_map",

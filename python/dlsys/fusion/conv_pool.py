@@ -428,6 +428,6 @@ def _flat(node: Node) -> Node:
 FUSION = Pass(
     "conv_pool",
     fuse,
-    place=10,
+    position=10,
     needs=("conv2d_pool", "conv2d_pool_data_gradient", "conv2d_pool_filter_gradient"),
 )

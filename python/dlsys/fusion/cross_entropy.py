@@ -101,5 +101,5 @@ def _fuse(graph: Graph, node: Node, replaced: dict[Node, Node]) -> None:
 
 
 FUSION = Pass(
-    "cross_entropy", fuse, place=20, needs=("fused_cross_entropy", "fused_sparse_cross_entropy")
+    "cross_entropy", fuse, position=20, needs=("fused_cross_entropy", "fused_sparse_cross_entropy")
 )

@@ -172,6 +172,6 @@ def _keeps_last(node: Node) -> bool:
 FUSION = Pass(
     "gemm_epilogue",
     fuse,
-    place=30,
+    position=30,
     needs=("matmul_bias", "matmul_map", "matmul_gradient", "matmul_sums"),
 )

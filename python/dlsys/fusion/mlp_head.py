@@ -241,4 +241,4 @@ def _fused_head(head: _Head) -> Node:
     return node
 
 
-FUSION = Pass("mlp_head", fuse, place=40, needs=tuple(HEADS.values()))
+FUSION = Pass("mlp_head", fuse, position=40, needs=tuple(HEADS.values()))

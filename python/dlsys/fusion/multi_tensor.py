@@ -55,4 +55,4 @@ def _groups(order: Sequence[Node]) -> list[list[Node]]:
 
 
 # On numpy a call costs little, and a gradient dies at its update.
-FUSION = Pass("multi_tensor", fuse, place=70, when=lambda options: options.target.native)
+FUSION = Pass("multi_tensor", fuse, position=70, when=lambda options: options.target.native)

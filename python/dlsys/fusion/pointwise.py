@@ -348,7 +348,7 @@ def _keeps_more(graph: Graph, group: _Group, node: Node) -> bool:
 FUSION = Pass(
     "pointwise",
     fuse,
-    place=60,
+    position=60,
     needs=("pointwise",),
     when=lambda options: not options.one_by_one,
 )

@@ -118,7 +118,7 @@ def _replaced(
 FUSION = Pass(
     "uint8_inputs",
     fuse,
-    place=90,
+    position=90,
     needs=("matmul_u8", "matmul_u8_bias"),
     when=lambda options: options.precision == "tf32",
 )

@@ -303,4 +303,4 @@ def _states(update: Node, op: RuleOp, taken: Sequence[int]) -> list[Node]:
     return [update.inputs[j + k] for j in range(0, len(op.writes), op.outputs) for k in taken]
 
 
-FUSION = Pass("weight_update", fuse, place=80, needs=("matmul_sgd_update",))
+FUSION = Pass("weight_update", fuse, position=80, needs=("matmul_sgd_update",))

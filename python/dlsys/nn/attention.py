@@ -274,8 +274,8 @@ class TransformerEncoderLayer(Module):
         hidden = self._dropped(ACTIVATIONS[self.activation](self.linear1(x)), 1)
         return self._dropped(self.linear2(hidden), 2)
 
-    def _dropped(self, x: Node, place: int) -> Node:
-        return self.dropouts[place](x) if self.dropouts else x
+    def _dropped(self, x: Node, index: int) -> Node:
+        return self.dropouts[index](x) if self.dropouts else x
 
     def options(self) -> str:
         return ", ".join(

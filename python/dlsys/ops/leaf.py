@@ -27,13 +27,13 @@ __all__ = [
 ANYWHERE = object()  # the home of a Parameter that the first executor to use it may choose
 
 # What has work recorded that reads or writes Parameters and has not run: the engines of Tensors.
-unsettled: set[Any] = set()
+unflushed: set[Any] = set()
 
 
-def settle(writing: bool = True) -> None:
+def flush(writing: bool = True) -> None:
     """Runs what was recorded before state is read, or `writing` it, in another way."""
-    for engine in list(unsettled):
-        engine.settle(writing)
+    for engine in list(unflushed):
+        engine.flush(writing)
 
 
 class Array(Kind):
@@ -279,8 +279,8 @@ class Parameter(Node):
 
     def asnumpy(self) -> np.ndarray:
         """A copy of the value as it is now."""
-        if unsettled:
-            settle(writing=False)
+        if unflushed:
+            flush(writing=False)
         if self.storage is not None:
             return self.storage.asnumpy()
         assert self.initial is not None
@@ -288,8 +288,8 @@ class Parameter(Node):
 
     def set(self, value: Any) -> None:
         """Replaces the value; shape and device stay. ShapeError when the shape differs."""
-        if unsettled:
-            settle()
+        if unflushed:
+            flush()
         array = np.asarray(value)
         held = host(self.dtype)
         if array.shape != self.shape or not np.can_cast(array.dtype, held, "same_kind"):
@@ -312,8 +312,8 @@ class Parameter(Node):
 
     def to(self, ctx: Any) -> None:
         """Moves the storage to another device (None for numpy); executors there then use it."""
-        if unsettled:
-            settle()
+        if unflushed:
+            flush()
         value = self.asnumpy()
         self.storage = None
         self.initial = value.astype(host(self.dtype), copy=False)

@@ -1,7 +1,7 @@
 """pipeline: the passes that every graph goes through, in one ordered list, each with its condition.
 
-The passes below are always there. Fusions (dlsys/fusion) join them by the place that each declares;
-with any of them a graph computes the same values, and without them it is only slower.
+The passes below are always there. Fusions (dlsys/fusion) join them, each at the position that it
+declares; with any of them a graph computes the same values, and without them it is only slower.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Run = Callable[[Sequence[Node], Options], list[Node]]
 class Pass(NamedTuple):
     """A rewrite of a graph: the fetches over another graph with the same values.
 
-    Passes run in the order of `place`, each where the target has the kernels that it `needs` and
+    Passes run in the order of `position`, each where the target has the kernels that it `needs` and
     `when` holds.
     """
 
     name: str
     run: Run
-    place: int
+    position: int
     needs: tuple[str, ...] = ()
     when: Callable[[Options], bool] = lambda options: True
 
@@ -57,19 +57,19 @@ PASSES = (
     Pass(
         "simplify",
         lambda fetches, options: simplify(options.specs, fetches, options.target),
-        place=0,
+        position=0,
     ),
     Pass(
         "fresh_draws",
         lambda fetches, options: draw_anew(fetches, options.draws),  # type: ignore[arg-type]
-        place=1,
+        position=1,
         when=lambda options: options.draws is not None,
     ),
-    # Fusions stand here, at places 10 to 90.
+    # Fusions stand here, at positions 10 to 90.
     Pass(
         "precision",
         lambda fetches, options: set_precision(fetches, options.precision),
-        place=100,
+        position=100,
         when=lambda options: options.target.native,
     ),
 )
@@ -78,5 +78,5 @@ PASSES = (
 def arrange(fusions: Iterable[Pass], options: Options) -> list[Pass]:
     """All passes that run under these options, in their order."""
     return [
-        one for one in sorted((*PASSES, *fusions), key=lambda p: p.place) if one.applies(options)
+        one for one in sorted((*PASSES, *fusions), key=lambda p: p.position) if one.applies(options)
     ]

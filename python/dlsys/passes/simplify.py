@@ -33,19 +33,19 @@ def simplify(
     new: dict[Node, Node] = {}
     for node, spec in specs.items():
         derived = node.derive([new[x] for x in node.inputs], spec)
-        new[node] = rewriter.settle(derived)
+        new[node] = rewriter.canonicalize(derived)
     return [new[node] for node in fetches]
 
 
 class _Rewriter:
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._settled: dict[Node, Node] = {}
+        self._canonical: dict[Node, Node] = {}
         self._equal: dict[tuple, Node] = {}
 
-    def settle(self, node: Node) -> Node:
-        """The final form of a node whose inputs are final."""
-        known = self._settled.get(node)
+    def canonicalize(self, node: Node) -> Node:
+        """The canonical form of a node whose inputs have theirs."""
+        known = self._canonical.get(node)
         if known is not None:
             return known
         key = self._key(node)
@@ -54,7 +54,7 @@ class _Rewriter:
             merged = self._rewrite(node)
             if key is not None:
                 self._equal[key] = merged
-        self._settled[node] = self._settled[merged] = merged
+        self._canonical[node] = self._canonical[merged] = merged
         return merged
 
     def _rewrite(self, node: Node) -> Node:
@@ -66,23 +66,22 @@ class _Rewriter:
                 simpler = _fold(node)
         if simpler is not None:
             assert simpler.spec[:2] == node.spec[:2], f"{node!r} became {simpler!r}"
-            return self._settle_new(simpler, node)
+            return self._canonicalize_new(simpler, node)
         return self._native_form(node) if self._target.native else node
 
-    def _settle_new(self, node: Node, made_for: Node) -> Node:
-        """Settles a node that a rule made, its new inputs first; such chains are a few nodes
-        deep.
-        """
-        settled = self._settled
-        if node in settled:
-            return settled[node]
+    def _canonicalize_new(self, node: Node, made_for: Node) -> Node:
+        """A node that a rule made in canonical form, its new inputs first: a few nodes deep."""
+        canonical = self._canonical
+        if node in canonical:
+            return canonical[node]
         inputs = [
-            settled[x] if x in settled else self._settle_new(x, made_for) for x in node.inputs
+            canonical[x] if x in canonical else self._canonicalize_new(x, made_for)
+            for x in node.inputs
         ]
         if not same_nodes(inputs, node.inputs):
             node = node.derive(inputs, node.spec)
         node.stand_for(made_for)
-        return self.settle(node)
+        return self.canonicalize(node)
 
     def _native_form(self, node: Node) -> Node:
         """The node over inputs of the storage type that its kernel takes; in float32, with casts
@@ -105,8 +104,8 @@ class _Rewriter:
             return node
         if isinstance(node.spec, Spec) and is_integral(node.spec.dtype):
             other = {k for k, x in enumerate(node.inputs) if x.spec.dtype != INT64}
-            settled = node.spec.dtype == INT64 and not other
-            if settled or not self._target.has(op.kernel, INT64):
+            int64_alone = node.spec.dtype == INT64 and not other
+            if int64_alone or not self._target.has(op.kernel, INT64):
                 return node  # for its kernel of int64, or its numpy form on the host
             return self._in_dtype(node, other, INT64)
         free = op.any_dtype or ()
@@ -122,7 +121,7 @@ class _Rewriter:
 
     def _cast(self, x: Node, dtype: Any, made_for: Node) -> Node:
         with attributed_to(made_for):
-            return self._settle_new(hooks["cast"](x, dtype), made_for)
+            return self._canonicalize_new(hooks["cast"](x, dtype), made_for)
 
     def _in_dtype(self, node: Node, which: Container[int], dtype: Any) -> Node:
         """The operator with these inputs cast to a wider dtype, and its output cast back; those of
@@ -131,17 +130,17 @@ class _Rewriter:
         """
         wide = self._with_casts(node, which, dtype)
         if not isinstance(node.spec, Spec):
-            return self.settle(wide.derive(wide.inputs, tuple(map(_wide, node.spec))))
+            return self.canonicalize(wide.derive(wide.inputs, tuple(map(_wide, node.spec))))
         made = _wide(node.spec) if dtype is FLOAT32 else node.spec._replace(dtype=dtype)
         if made.dtype == node.spec.dtype:
-            return self.settle(wide)
-        return self._cast(self.settle(wide.derive(wide.inputs, made)), node.spec.dtype, node)
+            return self.canonicalize(wide)
+        return self._cast(self.canonicalize(wide.derive(wide.inputs, made)), node.spec.dtype, node)
 
     def _selected(self, node: Node) -> Node:
         made = node.inputs[0].spec[node.attrs["index"]]
         if made.dtype == node.spec.dtype:
             return node
-        return self._cast(self.settle(node.derive(node.inputs, made)), node.spec.dtype, node)
+        return self._cast(self.canonicalize(node.derive(node.inputs, made)), node.spec.dtype, node)
 
     def _key(self, node: Node) -> tuple | None:
         """The key that equal nodes share; None for those that are never merged."""

@@ -15,7 +15,7 @@ from .checkpoint import Saved
 from .evaluation import Loss
 from .history import History, Record
 from .metrics import Metric
-from .schema import Form
+from .schema import Schema
 from .state import State
 from .totals import Totals
 
@@ -79,13 +79,14 @@ class Callback:
     __repr__ = described
 
     adds: frozenset[str] = frozenset()  # names of figures that it adds to some records only
-    forms: Mapping[str, Form] = {}  # of entries that a state must have to be loaded
+    schemas: Mapping[str, Schema] = {}  # of entries that a state must have to be loaded
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "on_settled" in vars(cls):
-            warnings.warn("on_settled is on_commit now", DeprecationWarning, stacklevel=2)
-            cls.on_commit = vars(cls)["on_settled"]  # type: ignore
+        for former, name in (("on_settled", "on_commit"), ("forms", "schemas")):
+            if former in vars(cls):
+                warnings.warn(f"{former} is {name} now", DeprecationWarning, stacklevel=2)
+                setattr(cls, name, vars(cls)[former])
 
     def on_start(self, run: Run) -> None:
         """The graphs are built and a state that is resumed is loaded."""
@@ -113,6 +114,6 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned in the run that is resumed, once `forms` (see
+        """Takes over what `state_dict` returned in the run that is resumed, once `schemas` (see
         schema.py) hold.
         """

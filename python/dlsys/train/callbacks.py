@@ -96,7 +96,7 @@ class EarlyStopping(Callback):
     losses.
     """
 
-    forms = {"value": maybe(number(finite=False)), "epoch": integer(), "waited": integer()}
+    schemas = {"value": maybe(number(finite=False)), "epoch": integer(), "waited": integer()}
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class Checkpoint(Callback):
     this one does not go on with. A folder that is removed during the run is made again.
     """
 
-    forms = {"value": maybe(number(finite=False))}
+    schemas = {"value": maybe(number(finite=False))}
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from ..errors import DataError
 from ..nn.module import StateDict
 from . import safetensors
 from .schema import check, fields, integer
-from .schema import text as text_form
+from .schema import text as text_schema
 
 FORMAT = 1  # grows when a file means something that older versions would misread
 
@@ -118,7 +118,7 @@ def load(path: str | Path) -> Saved:
         header = json.loads(text)
     except (ValueError, RecursionError):
         raise DataError(f"{path} is corrupt: its header cannot be read") from None
-    check(str(path), header, fields(format=integer(1), version=text_form))
+    check(str(path), header, fields(format=integer(1), version=text_schema))
     version = header["format"]
     if version > FORMAT:
         raise DataError(

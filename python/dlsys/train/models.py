@@ -122,9 +122,9 @@ def _plain(value: Any) -> Any:
             raise TypeError
         return recipe
     name = getattr(value, "__name__", "")
-    for place, module in _FUNCTIONS.items():
+    for prefix, module in _FUNCTIONS.items():
         if name and getattr(module, name, None) is value:
-            return {"function": f"{place}.{name}"}
+            return {"function": f"{prefix}.{name}"}
     raise TypeError
 
 
@@ -157,9 +157,9 @@ def _built(what: str, recipe: Any, kind: type[Module] | None) -> Module:
 
 
 def _class_of(what: str, name: str) -> type[Module]:
-    place, _, own = name.rpartition(".")
+    module, _, own = name.rpartition(".")
     try:
-        found = getattr(import_module(f"dlsys.nn.{place}") if place else nn, own)
+        found = getattr(import_module(f"dlsys.nn.{module}") if module else nn, own)
     except (ImportError, AttributeError):
         found = None
     if not (isinstance(found, type) and issubclass(found, Module)):
@@ -174,8 +174,8 @@ def _value(what: str, value: Any) -> Any:
         return value
     if "class" in value:
         return _built(what, value, None)
-    place, _, name = str(value.get("function")).partition(".")
-    found = getattr(_FUNCTIONS.get(place), name, None)
+    prefix, _, name = str(value.get("function")).partition(".")
+    found = getattr(_FUNCTIONS.get(prefix), name, None)
     if name.startswith("_") or not callable(found):
         raise DataError(f"{what} names a function that this dlsys does not have: {quoted(value)}")
     return found

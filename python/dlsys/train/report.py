@@ -100,7 +100,7 @@ class JsonLog(Callback):
     DataError for a file that cannot be written.
     """
 
-    forms = {"nbytes": maybe(integer()), "tail": latin}
+    schemas = {"nbytes": maybe(integer()), "tail": latin}
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)

@@ -173,7 +173,7 @@ class TrainingRun:
                 unused.remove(found)
                 k, entry = found
                 state = entry["state"] | saved.part(f"callback.{k}")
-                schema.check(f"{what}: {name}", state, schema.fields(**callback.forms))
+                schema.check(f"{what}: {name}", state, schema.fields(**callback.schemas))
                 pairs.append((callback, state))
         return pairs
 
@@ -299,7 +299,7 @@ def _checksum(array: Any) -> int | None:
 
 
 def _take_over(what: str, callback: Callback, state: dict[str, Any]) -> None:
-    """Gives a callback its state; DataError where one without forms for it stumbles over it."""
+    """Gives a callback its state; DataError where one without schemas for it stumbles over it."""
     try:
         callback.load_state_dict(state)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

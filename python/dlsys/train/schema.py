@@ -1,8 +1,8 @@
-"""Forms of JSON values: what comes out of a file is held against one before any of it is used.
+"""Schemas of JSON values: what comes out of a file is held against one before any of it is used.
 
-A form is a function of a value that returns None where the value has the form, else what is wrong,
+A schema is a function of a value that returns None where the value matches, else what is wrong,
 beginning with the path to the fault in the value: `.history.epochs[3].step is 'x', expected an
-integer`. `check` makes that an error. Mappings may have more entries than their form says, so
+integer`. `check` makes that an error. Mappings may have more entries than their schema says, so
 that newer files can be read.
 """
 
@@ -15,35 +15,35 @@ from typing import Any
 
 from ..errors import DataError, quoted
 
-Form = Callable[[Any], "str | None"]
+Schema = Callable[[Any], "str | None"]
 
 _LARGEST = 2**53  # of counts, some of which pass through float64
 _DEEPEST = 8  # lists within lists of a figure
 
 
-def check(what: str, value: Any, form: Form, verdict: str = "is damaged or forged") -> None:
-    """DataError, naming `what` and the path in it, unless the value has the form."""
-    fault = form(value)
+def check(what: str, value: Any, schema: Schema, verdict: str = "is damaged or forged") -> None:
+    """DataError, naming `what` and the path in it, unless the value matches the schema."""
+    fault = schema(value)
     if fault is not None:
         fault = f"its {fault[1:]}" if fault.startswith(".") else f"it{fault}"
         raise DataError(f"{what} {verdict}: {fault}")
 
 
 # ---- single values ----
-def integer(low: int = 0, high: int = _LARGEST) -> Form:
+def integer(low: int = 0, high: int = _LARGEST) -> Schema:
     """An integer from low to high."""
 
-    def form(value: Any) -> str | None:
+    def schema(value: Any) -> str | None:
         right = type(value) is int and low <= value <= high
         return None if right else _wrong(value, f"an integer from {low} to {high}")
 
-    return form
+    return schema
 
 
-def number(low: float = -math.inf, high: float = math.inf, finite: bool = True) -> Form:
+def number(low: float = -math.inf, high: float = math.inf, finite: bool = True) -> Schema:
     """A number from low to high; NaN never."""
 
-    def form(value: Any) -> str | None:
+    def schema(value: Any) -> str | None:
         right = type(value) in (int, float) and low <= value <= high
         right = right and (not finite or abs(value) <= sys.float_info.max)
         if right:
@@ -52,7 +52,7 @@ def number(low: float = -math.inf, high: float = math.inf, finite: bool = True) 
         bounds = "" if math.isinf(low) and math.isinf(high) else f" from {low} to {high}"
         return _wrong(value, kind + bounds)
 
-    return form
+    return schema
 
 
 def text(value: Any) -> str | None:
@@ -86,81 +86,81 @@ def _parts(value: list[Any] | dict[str, Any]) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else value
 
 
-def one_of(*values: Any) -> Form:
+def one_of(*values: Any) -> Schema:
     """One of these."""
 
-    def form(value: Any) -> str | None:
+    def schema(value: Any) -> str | None:
         right = any(type(value) is type(known) and value == known for known in values)
         return None if right else _wrong(value, f"one of {', '.join(map(str, values))}")
 
-    return form
+    return schema
 
 
-def either(*forms: Form) -> Form:
-    """A value that has one of the forms."""
+def either(*schemas: Schema) -> Schema:
+    """A value that matches one of the schemas."""
 
-    def form(value: Any) -> str | None:
-        right = any(one(value) is None for one in forms)
+    def schema(value: Any) -> str | None:
+        right = any(one(value) is None for one in schemas)
         return None if right else f" is {quoted(value)}, which is none of the known ones"
 
-    return form
+    return schema
 
 
-def maybe(form: Form) -> Form:
-    """Null, or what the form says."""
-    return lambda value: None if value is None else form(value)
+def maybe(schema: Schema) -> Schema:
+    """Null, or a value that matches."""
+    return lambda value: None if value is None else schema(value)
 
 
 # ---- containers ----
-def items(form: Form, count: int | None = None) -> Form:
-    """A list, of so many values if a count is given, each of the form."""
+def items(schema: Schema, count: int | None = None) -> Schema:
+    """A list, of so many values if a count is given, each of which matches."""
 
-    def whole_list(value: Any) -> str | None:
+    def matches(value: Any) -> str | None:
         if not isinstance(value, (list, tuple)):
             return _wrong(value, "a list")
         if count is not None and len(value) != count:
             return f" has {len(value)} entries, expected {count}"
-        faults = ((k, form(item)) for k, item in enumerate(value))
+        faults = ((k, schema(item)) for k, item in enumerate(value))
         return next((f"[{k}]{fault}" for k, fault in faults if fault is not None), None)
 
-    return whole_list
+    return matches
 
 
-def row(*forms: Form) -> Form:
-    """A list with a value for each form."""
+def row(*schemas: Schema) -> Schema:
+    """A list with a value for each schema."""
 
-    def whole_row(value: Any) -> str | None:
-        fault = items(anything, len(forms))(value)
+    def matches(value: Any) -> str | None:
+        fault = items(anything, len(schemas))(value)
         if fault is not None:
             return fault
-        faults = ((k, form(item)) for k, (form, item) in enumerate(zip(forms, value)))
+        faults = ((k, schema(item)) for k, (schema, item) in enumerate(zip(schemas, value)))
         return next((f"[{k}]{fault}" for k, fault in faults if fault is not None), None)
 
-    return whole_row
+    return matches
 
 
-def named(form: Form) -> Form:
-    """A mapping from any names to values of the form."""
+def named(schema: Schema) -> Schema:
+    """A mapping from any names to values that match."""
 
     def mapping(value: Any) -> str | None:
         if not isinstance(value, Mapping):
             return _wrong(value, "a mapping")
-        faults = ((name, form(item)) for name, item in value.items())
+        faults = ((name, schema(item)) for name, item in value.items())
         return next((f".{_name(n)}{fault}" for n, fault in faults if fault is not None), None)
 
     return mapping
 
 
-def fields(**forms: Form) -> Form:
-    """A mapping that has at least these names, each with a value of its form."""
+def fields(**schemas: Schema) -> Schema:
+    """A mapping that has at least these names, each with a value that matches its schema."""
 
     def mapping(value: Any) -> str | None:
         if not isinstance(value, Mapping):
             return _wrong(value, "a mapping")
-        for name, form in forms.items():
+        for name, schema in schemas.items():
             if name not in value:
                 return f" lacks {name}"
-            fault = form(value[name])
+            fault = schema(value[name])
             if fault is not None:
                 return f".{name}{fault}"
         return None
@@ -168,20 +168,20 @@ def fields(**forms: Form) -> Form:
     return mapping
 
 
-def where_there(**forms: Form) -> Form:
-    """A mapping in which those of these names that it has have values of their form."""
+def where_there(**schemas: Schema) -> Schema:
+    """A mapping in which those of these names that it has have values that match their schemas."""
 
     def mapping(value: Any) -> str | None:
         if not isinstance(value, Mapping):
             return _wrong(value, "a mapping")
-        return fields(**{name: form for name, form in forms.items() if name in value})(value)
+        return fields(**{name: schema for name, schema in schemas.items() if name in value})(value)
 
     return mapping
 
 
-def every(*forms: Form) -> Form:
-    """A value that has all of the forms."""
-    return lambda value: next((fault for form in forms if (fault := form(value))), None)
+def every(*schemas: Schema) -> Schema:
+    """A value that matches all of the schemas."""
+    return lambda value: next((fault for schema in schemas if (fault := schema(value))), None)
 
 
 def _wrong(value: Any, expected: str) -> str:

@@ -13,18 +13,18 @@ namespace {
 
 // What each element of an axis reads, and which elements read it.
 struct Table {
-  const ScratchArray<Tap> of_resized;
+  const ScratchArray<Lerp> of_resized;
   const ScratchArray<Readers> of_original;
-  Tap* const taps;         // of the m resized positions
+  Lerp* const lerps;       // of the m resized positions
   Readers* const readers;  // of the n original ones
 
   explicit Table(const ResizedAxis& axis)
       : of_resized(axis.m),
         of_original(axis.n),
-        taps(of_resized.data()),
+        lerps(of_resized.data()),
         readers(of_original.data()) {
     Serially([&] {
-      for (int64_t i = 0; i < axis.m; i++) taps[i] = axis.At(i);
+      for (int64_t i = 0; i < axis.m; i++) lerps[i] = axis.At(i);
       for (int64_t k = 0; k < axis.n; k++) readers[k] = axis.ReadersOf(k);
     });
   }
@@ -45,12 +45,12 @@ void ResizeForward(const char* op, const DLArray* x, int64_t align, bool linear,
   const int64_t height = resize.rows.m, width = resize.cols.m, x_width = resize.cols.n;
   ParallelFor(resize.batch * height, RowGrain(width), [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; k++) {
-      const Tap row = tables.rows.taps[k % height];
+      const Lerp row = tables.rows.lerps[k % height];
       const T* image = in + k / height * resize.rows.n * x_width;
       const T* low = image + row.low * x_width;
       const T* high = image + row.high * x_width;
       for (int64_t j = 0; j < width; j++) {
-        const Tap col = tables.cols.taps[j];
+        const Lerp col = tables.cols.lerps[j];
         if (!linear) {
           out[k * width + j] = low[col.low];
           continue;
@@ -82,8 +82,8 @@ void ResizeBackward(const char* op, const DLArray* dy, int64_t align, bool linea
         for (int64_t i = rows.first; i <= rows.last; i++) {
           float row_sum = 0;
           for (int64_t j = cols.first; j <= cols.last; j++)
-            row_sum += tables.cols.taps[j].Of(c) * image[i * y_width + j];
-          total += tables.rows.taps[i].Of(k % height) * row_sum;
+            row_sum += tables.cols.lerps[j].Of(c) * image[i * y_width + j];
+          total += tables.rows.lerps[i].Of(k % height) * row_sum;
         }
         out[k * width + c] = T(total);
       }

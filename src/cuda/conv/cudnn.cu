@@ -179,7 +179,7 @@ std::vector<std::string> Variants(Pass pass) {
 // ---- calls ----
 
 // The algorithm of a call and its workspace, and what they depend on.
-struct Settled {
+struct Selected {
   const Algorithm* algorithm;
   size_t nbytes;
 };
@@ -212,20 +212,20 @@ Key KeyOf(const ConvCall& at, const Conv& c, Pass pass) {
 class Memory {
  public:
   template <class Find>
-  Settled At(const Key& key, Find&& find) {
+  Selected At(const Key& key, Find&& find) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      const auto found = settled_.find(key);
-      if (found != settled_.end()) return found->second;
+      const auto found = selected_.find(key);
+      if (found != selected_.end()) return found->second;
     }
-    const Settled made = find();
+    const Selected made = find();
     const std::lock_guard<std::mutex> lock(mutex_);
-    return settled_.emplace(key, made).first->second;
+    return selected_.emplace(key, made).first->second;
   }
 
  private:
   std::mutex mutex_;
-  std::map<Key, Settled> settled_;
+  std::map<Key, Selected> selected_;
 };
 
 // Descriptors of a convolution and a borrowed handle on the stream, for one call.
@@ -247,12 +247,12 @@ class Call {
   void Run(const float* first, const float* second, float* result) {
     Describe();
     static Memory* const memory = new Memory;
-    const auto [settled, nbytes] = memory->At(KeyOf(at_, c_, pass_), [&] {
+    const auto [selected, nbytes] = memory->At(KeyOf(at_, c_, pass_), [&] {
       const Algorithm& found = Chosen();
       SetMath(found);
-      return Settled{&found, Nbytes(found)};
+      return Selected{&found, Nbytes(found)};
     });
-    const Algorithm& algorithm = *settled;
+    const Algorithm& algorithm = *selected;
     SetMath(algorithm);
     if (nbytes > (size_t)ConvWorkspaceLimit()) NotApplicable(at_.op, kName);
     const Library& l = Cudnn();

@@ -13,14 +13,14 @@ namespace {
 
 // Tables in device memory.
 struct Table {
-  Tap* taps;         // (axis.m)
+  Lerp* lerps;       // (axis.m)
   Readers* readers;  // (axis.n)
 };
 
 // ---- kernels ----
 
 __global__ void TableKernel(ResizedAxis axis, Table table) {
-  for (int64_t i = FirstItem(); i < axis.m; i += ItemStep()) table.taps[i] = axis.At(i);
+  for (int64_t i = FirstItem(); i < axis.m; i += ItemStep()) table.lerps[i] = axis.At(i);
   for (int64_t k = FirstItem(); k < axis.n; k += ItemStep()) table.readers[k] = axis.ReadersOf(k);
 }
 
@@ -29,8 +29,8 @@ __global__ void ResizeKernel(const T* x, T* y, int64_t n, Resize resize, Table r
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     const int64_t line = i / resize.cols.m;
     const int64_t image = line / resize.rows.m;
-    const Tap row = rows.taps[line - image * resize.rows.m];
-    const Tap col = cols.taps[i - line * resize.cols.m];
+    const Lerp row = rows.lerps[line - image * resize.rows.m];
+    const Lerp col = cols.lerps[i - line * resize.cols.m];
     const T* low = x + (image * resize.rows.n + row.low) * resize.cols.n;
     if (!kLinear) {
       y[i] = low[col.low];
@@ -57,8 +57,8 @@ __global__ void ResizeGradientKernel(const T* dy, T* dx, int64_t n, Resize resiz
       const T* row = dy + (image * resize.rows.m + k) * resize.cols.m;
       float row_sum = 0.f;
       for (int64_t j = in_cols.first; j <= in_cols.last; j++)
-        row_sum += cols.taps[j].Of(c) * row[j];
-      total += rows.taps[k].Of(r) * row_sum;
+        row_sum += cols.lerps[j].Of(c) * row[j];
+      total += rows.lerps[k].Of(r) * row_sum;
     }
     dx[i] = T(total);
   }
@@ -70,15 +70,15 @@ __global__ void ResizeGradientKernel(const T* dy, T* dx, int64_t n, Resize resiz
 class Tables {
  public:
   Tables(const char* op, const Resize& resize, DLContext ctx, DLStream stream)
-      : taps_(resize.rows.m + resize.cols.m),
+      : lerps_(resize.rows.m + resize.cols.m),
         scratch_(ctx,
-                 taps_ * (int64_t)sizeof(Tap) +
+                 lerps_ * (int64_t)sizeof(Lerp) +
                      (resize.rows.n + resize.cols.n) * (int64_t)sizeof(Readers),
                  stream) {
-    Tap* taps = (Tap*)scratch_.data();
-    Readers* readers = (Readers*)(taps + taps_);
-    rows = Table{taps, readers};
-    cols = Table{taps + resize.rows.m, readers + resize.rows.n};
+    Lerp* lerps = (Lerp*)scratch_.data();
+    Readers* readers = (Readers*)(lerps + lerps_);
+    rows = Table{lerps, readers};
+    cols = Table{lerps + resize.rows.m, readers + resize.rows.n};
     for (const auto& [axis, table] : {std::pair(resize.rows, rows), std::pair(resize.cols, cols)})
       Launch(op, TableKernel, Blocks(axis.m > axis.n ? axis.m : axis.n), kThreads, 0, stream, axis,
              table);
@@ -87,7 +87,7 @@ class Tables {
   Table rows, cols;
 
  private:
-  int64_t taps_;
+  int64_t lerps_;
   Scratch scratch_;
 };
 

@@ -28,7 +28,7 @@ struct HopperGemm {
 
 // Why a device runs none, or "".
 const char* HopperDeviceError(int device);
-// Why a GEMM, which is not empty, cannot run this way, or "".
+// Why a GEMM of k > 0 cannot run this way, or "".
 const char* HopperError(const HopperGemm& gemm);
 // Runs it; operands that TMA cannot read as they lie are copied first. `tiling` is an index of
 // HopperTilings, -1 leaves it to the cost model.

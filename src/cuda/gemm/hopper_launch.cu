@@ -1,34 +1,14 @@
 // Launches of GEMM by wgmma and TMA: tensor maps, a cost model that picks the tiling and split-K,
 // and copies of operands that TMA or wgmma cannot read as they lie. hopper.cuh has the contract,
 // hopper_kernel.cuh the kernel and what limits it; the copies are limited by memory bandwidth.
+#include <cudaTypedefs.h>
+
 #include <algorithm>
 #include <cmath>
 #include <optional>
 #include <tuple>
 
 #include "cuda/gemm/hopper.cuh"
-
-#ifdef DLSYS_EMULATED
-
-namespace dlsys {
-namespace cuda {
-
-const char* HopperDeviceError(int) { return "it needs a GPU of sm_90a, and this one is emulated"; }
-const char* HopperError(const HopperGemm&) { return HopperDeviceError(0); }
-void RunHopperGemm(const char* op, const HopperGemm&, DLStream, int) {
-  Fail("%s: %s", op, HopperDeviceError(0));
-}
-double HopperEstimateUs(const HopperGemm&) { return INFINITY; }
-bool HopperFits(const HopperGemm&, int) { return false; }
-std::vector<std::string> HopperTilings() { return {}; }
-
-}  // namespace cuda
-}  // namespace dlsys
-
-#else
-
-#include <cudaTypedefs.h>
-
 #include "cuda/gemm/hopper_kernel.cuh"
 
 namespace dlsys {
@@ -186,6 +166,7 @@ CUtensorMap MapOf(const char* op, const Operand& x, int box_rows) {
 using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
                            Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64> >;
 static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
+constexpr size_t kMostShared = 227 << 10;
 
 // Measured on an H200: the time of a panel (128 bytes of K), of what a tile costs besides, and of
 // an epilogue in registers or through shared memory.
@@ -350,8 +331,8 @@ void RunOf(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) 
 // Of sm_90a's code the library has none where this is of another size.
 __global__ void ProbeKernel() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ volatile char has_wgmma[64];
-  has_wgmma[threadIdx.x] = 0;
+  __shared__ char has_wgmma[64];
+  ((volatile char*)has_wgmma)[threadIdx.x] = 0;
 #endif
 }
 
@@ -368,8 +349,10 @@ bool HasWgmma(int device) {
 }  // namespace
 
 const char* HopperDeviceError(int device) {
-  if (ComputeMajor(device) == 9 && HasWgmma(device)) return "";
-  return "it needs a GPU of sm_90a, and a library built for that";
+  if (ComputeMajor(device) != 9 || !HasWgmma(device))
+    return "it needs a GPU of sm_90a, and a library built for that";
+  if (SharedLimit(device) < kMostShared) return "it needs more shared memory than a block has here";
+  return "";
 }
 
 const char* HopperError(const HopperGemm& gemm) {
@@ -383,6 +366,7 @@ const char* HopperError(const HopperGemm& gemm) {
 }
 
 void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
+  if (gemm.m == 0 || gemm.n == 0 || gemm.batch == 0) return;  // a tensor map has no empty extents
   if (gemm.dtype == DL_FLOAT32) return RunOf<float>(op, gemm, stream, tiling);
   if (gemm.dtype == DL_BFLOAT16) return RunOf<bfloat16>(op, gemm, stream, tiling);
   RunOf<float16>(op, gemm, stream, tiling);
@@ -408,5 +392,3 @@ std::vector<std::string> HopperTilings() {
 
 }  // namespace cuda
 }  // namespace dlsys
-
-#endif

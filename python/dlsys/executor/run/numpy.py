@@ -16,7 +16,7 @@ from .runner import Observer, Runner, SegmentReport
 
 # The arguments of steps that show a feed or fetch, by the first element and the shape that they
 # show: their lists, and positions there.
-Places = dict[tuple[int, tuple[int, ...]], list[tuple[list, int]]]
+Uses = dict[tuple[int, tuple[int, ...]], list[tuple[list, int]]]
 
 
 class NumpyRunner(Runner):
@@ -39,10 +39,10 @@ class NumpyRunner(Runner):
         fetches = [(k, value) for k, value in enumerate(self.plan.fetches) if value is not None]
         # Their arrays come with each run.
         given = [*self.plan.feeds, *(value for _, value in fetches)]
-        self._places: dict[Buffer, Places] = {value.buffer: {} for value in given}
+        self._uses: dict[Buffer, Uses] = {value.buffer: {} for value in given}
         self._steps = [self._bound(step) for step in self.plan.steps]
-        self._feeds = [(self._places[x.buffer], x.spec.dtype) for x in self.plan.feeds]
-        self._fetches = [(k, self._places[y.buffer], *y.spec[:2]) for k, y in fetches]
+        self._feeds = [(self._uses[x.buffer], x.spec.dtype) for x in self.plan.feeds]
+        self._fetches = [(k, self._uses[y.buffer], *y.spec[:2]) for k, y in fetches]
 
     def run(self, feeds: Sequence[np.ndarray], times: int = 1) -> list[np.ndarray | None]:
         fetched = self._show(feeds)
@@ -84,11 +84,11 @@ class NumpyRunner(Runner):
     def _show(self, feeds: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         """Puts feeds, and new arrays for fetches, where the steps see them."""
         fetched: list[np.ndarray | None] = [None] * len(self.plan.fetches)
-        for (places, dtype), array in zip(self._feeds, feeds):
-            _put(array if array.dtype == dtype else array.astype(dtype), places)
-        for k, places, shape, dtype in self._fetches:
+        for (uses, dtype), array in zip(self._feeds, feeds):
+            _put(array if array.dtype == dtype else array.astype(dtype), uses)
+        for k, uses, shape, dtype in self._fetches:
             fetched[k] = array = np.empty(shape, dtype)
-            _put(array, places)
+            _put(array, uses)
         return fetched
 
     def _bound(self, step: Step) -> tuple[Callable[..., None], list]:
@@ -96,9 +96,9 @@ class NumpyRunner(Runner):
         arguments: list[Any] = []
         for k, value in enumerate((*step.inputs, *step.workspace, *step.outputs)):
             arguments.append(None)
-            if value.buffer in self._places:
+            if value.buffer in self._uses:
                 part = value.offset, value.spec.shape
-                self._places[value.buffer].setdefault(part, []).append((arguments, k))
+                self._uses[value.buffer].setdefault(part, []).append((arguments, k))
             else:
                 arguments[k] = self._array(value)
         if step.node.op.kernel is None:
@@ -116,9 +116,9 @@ class NumpyRunner(Runner):
         return self._views[key]
 
 
-def _put(array: np.ndarray, places: Places) -> None:
+def _put(array: np.ndarray, uses: Uses) -> None:
     """Puts an array where the steps see it: one object a shape, so that in-place use shows."""
-    for part, arguments_at in places.items():
+    for part, arguments_at in uses.items():
         shown = _part(array, *part)
         for arguments, k in arguments_at:
             arguments[k] = shown

@@ -54,7 +54,7 @@ def choose_kernels(fetches: Sequence[Node], ctx: Context) -> None:
     for node in ranked:
         if "algo" in node.attrs:
             node.attrs = {**node.attrs, "algorithm": _default(node, ctx)}
-    ranked = [node for node in ranked if not _is_settled(node)]
+    ranked = [node for node in ranked if not _names_variant(node)]
     if settings.tune == "off":
         return
     from ...runtime.tuning_cache import tuning_cache  # which the library's loading has imported
@@ -124,7 +124,7 @@ def _default(node: Node, ctx: Context) -> Algorithm:
     return Algorithm(names.index(name) + 1, name)
 
 
-def _is_settled(node: Node) -> bool:
+def _names_variant(node: Node) -> bool:
     """True where settings name a variant, which leaves nothing to measure."""
     return "algorithm" in node.attrs and rung_of(node.attrs["algorithm"].name) != str(
         node.attrs["algorithm"]

@@ -1,4 +1,4 @@
-"""rungs: settles which rung of its ladder each product and convolution runs by.
+"""rungs: selects which rung of its ladder each product and convolution runs by.
 
 A node's own `algo` counts, else the setting of its ladder (DLSYS_GEMM, DLSYS_CONV). The pass stands
 before the fusions, which take a node with a rung only where the fused kernel has that rung too; a
@@ -19,18 +19,18 @@ from ...runtime.target import Target
 from ...settings import settings
 
 
-def settle_rungs(fetches: Sequence[Node], options: Options) -> list[Node]:
+def select_rungs(fetches: Sequence[Node], options: Options) -> list[Node]:
     """The nodes of an executor's own graph, each with its rung as `algo`, or without for auto.
 
     NotApplicableError, which lists those that there are, where the target lacks a node's rung.
     """
     for node in find_topo_sort(fetches):
         if node.op.ladder is not None:
-            _settle(node, options.target)
+            _select(node, options.target)
     return list(fetches)
 
 
-def _settle(node: Node, target: Target) -> None:
+def _select(node: Node, target: Target) -> None:
     ladder = node.op.ladder
     assert ladder is not None
     own = node.attrs.get("algo")
@@ -66,4 +66,4 @@ def _refusal(
     return NotApplicableError(f"{node.op.name}: {by}: {why}; use {known} [{node.where}]")
 
 
-RUNGS = Pass("rungs", settle_rungs, place=2)
+RUNGS = Pass("rungs", select_rungs, position=2)

@@ -1,0 +1,203 @@
+// src/cuda/runtime/hopper.cuh for a CPU; see there. Copies and products that are asynchronous
+// happen at once or as late as they may, by turns of the block, so that a missing wait shows.
+#pragma once
+#include <cuda.h>
+
+#include <mutex>
+#include <type_traits>
+
+#include "cuda/runtime/ptx.cuh"
+#include "math/storage.h"
+
+namespace dlsys {
+namespace cuda {
+namespace hopper {
+
+inline uint32_t SharedAddress(const void* p) { return emulator::SharedAddress(p); }
+
+// ---- barriers ----
+
+struct MemoryBarrier {
+  uint16_t expected, pending;  // arrivals of a phase
+  int32_t nbytes : 31;         // that copies have to bring yet
+  uint32_t phase : 1;
+};
+static_assert(sizeof(MemoryBarrier) == sizeof(uint64_t), "as large as the GPU's");
+
+// Calls f with a barrier of a block, alone: blocks of a cluster run at a time.
+template <class F>
+auto WithBarrier(uint32_t barrier, int rank, F&& f) {
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto& it = *(MemoryBarrier*)emulator::SharedAt(barrier, rank);
+  const auto result = f(it);
+  if (it.pending == 0 && it.nbytes == 0) {
+    it.pending = it.expected;
+    it.phase ^= 1u;
+  }
+  return result;
+}
+inline void CountBytes(uint32_t barrier, int rank, int nbytes) {
+  WithBarrier(barrier, rank, [=](MemoryBarrier& it) { return it.nbytes += nbytes; });
+}
+
+inline void InitBarrier(uint32_t barrier, int arrivals) {
+  *(MemoryBarrier*)emulator::SharedAt(barrier) = {(uint16_t)arrivals, (uint16_t)arrivals, 0, 0};
+}
+inline void PublishBarriers() {}
+inline void ArriveExpecting(uint32_t barrier, uint32_t nbytes) {
+  WithBarrier(barrier, emulator::ClusterRank(), [=](MemoryBarrier& it) {
+    it.nbytes += (int)nbytes;
+    return it.pending--;
+  });
+}
+inline void ArriveAt(uint32_t barrier, uint32_t rank) {
+  WithBarrier(barrier, (int)rank, [](MemoryBarrier& it) { return it.pending--; });
+}
+inline void WaitForPhase(uint32_t barrier, uint32_t parity) {
+  const int rank = emulator::ClusterRank();
+  emulator::WaitUntil([=] {
+    return WithBarrier(barrier, rank, [=](MemoryBarrier& it) { return it.phase != parity; });
+  });
+}
+
+inline unsigned LoadAcquire(const unsigned* count) {
+  return __atomic_load_n(count, __ATOMIC_ACQUIRE);
+}
+
+inline void SyncThreads(int number, int threads) { emulator::MeetNumbered(number, threads); }
+inline void ArriveThreads(int number, int threads) { emulator::ArriveNumbered(number, threads); }
+
+inline uint32_t ClusterRank() { return (uint32_t)emulator::ClusterRank(); }
+
+template <int kRegisters>
+void ReduceRegisters() {}
+template <int kRegisters>
+void RaiseRegisters() {}
+
+// ---- tile copies (TMA) ----
+
+// Where the swizzle of 128 bytes keeps what has an address.
+inline uint32_t Swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+// Calls f with each element of a box that lies inside of the array, and with null for the rest, and
+// with its swizzled address in shared memory.
+template <class F>
+void ForBox(const CUtensorMap& map, uint32_t shared, int x, int y, int z, F&& f) {
+  const int64_t origin[3] = {x, y, z};
+  for (uint32_t at = 0; at < map.box[0] * map.box[1] * map.box[2]; at++) {
+    const uint32_t of[3] = {at % map.box[0], at / map.box[0] % map.box[1],
+                            at / (map.box[0] * map.box[1])};
+    char* element = map.data;
+    bool inside = true;
+    for (int k = 0; k < 3; k++) {
+      const int64_t index = origin[k] + of[k];
+      inside &= index >= 0 && index < (int64_t)map.extents[k];
+      element += index * (int64_t)map.strides[k];
+    }
+    f(inside ? element : nullptr, Swizzled(shared + at * (uint32_t)map.size));
+  }
+}
+
+template <bool kMulticast>
+void LoadBox(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y, int z) {
+  const int rank = emulator::ClusterRank();
+  emulator::Background([=, map = *map] {
+    const int first = kMulticast ? 0 : rank, last = kMulticast ? 1 : rank;
+    for (int peer = first; peer <= last; peer++) {
+      ForBox(map, to, x, y, z, [&](const char* from, uint32_t address) {
+        char* element = (char*)emulator::SharedAt(address, peer);
+        if (from)
+          memcpy(element, from, map.size);
+        else
+          memset(element, 0, map.size);
+        if (map.rounds) *(float*)element = CutToTf32(RoundedToTf32(*(float*)element));
+      });
+      CountBytes(barrier, peer, -(int)(map.box[0] * map.box[1] * map.box[2] * map.size));
+    }
+  });
+}
+inline void StoreBox(const CUtensorMap* map, uint32_t from, int x, int y, int z) {
+  emulator::Begin(emulator::Unit::kStores, [=, map = *map] {
+    ForBox(map, from, x, y, z, [&](char* to, uint32_t address) {
+      if (to) memcpy(to, emulator::SharedAt(address), map.size);
+    });
+  });
+}
+inline void CloseStores() { emulator::CloseGroup(emulator::Unit::kStores); }
+inline void WaitForStoresReads() { emulator::WaitForGroups(emulator::Unit::kStores, 0); }
+inline void WaitForStores() { emulator::WaitForGroups(emulator::Unit::kStores, 0); }
+
+inline void StoreMatrices(uint32_t to, const uint32_t (&x)[4]) {
+  const int lane = emulator::Lane();
+  for (int k = 0; k < 4; k++) {
+    const uint32_t row = emulator::FromLane(to, k * 8 + lane / 4);
+    memcpy(emulator::SharedAt(row + lane % 4 * 4), &x[k], sizeof x[k]);
+  }
+}
+
+template <class T>
+uint32_t Packed(float low, float high) {
+  return (uint32_t)T(high).bits << 16 | T(low).bits;
+}
+
+// ---- ordinary copies ----
+
+template <int kNbytes>
+void CopyAsync(void* shared, const void* p) {
+  emulator::CopyLater((float*)shared, (const float*)p, kNbytes / (int)sizeof(float), true);
+}
+inline void PrefetchToL2(const void*) {}
+
+// ---- products of a warpgroup (wgmma) ----
+
+inline uint64_t Descriptor(uint32_t address, uint32_t leading, uint32_t stride) {
+  return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 |
+         (uint64_t)(stride >> 4) << 32 | (uint64_t)1 << 62;
+}
+inline void BeginProducts() {}
+inline void CloseProducts() { emulator::CloseGroup(emulator::Unit::kProducts); }
+template <int kLeft>
+void WaitForProducts() {
+  emulator::WaitForGroups(emulator::Unit::kProducts, kLeft);
+}
+
+// The elements of an operand along K at a row, or, where it lies across, at a column of its boxes.
+template <class T, bool kAcross>
+void ReadOperand(uint64_t descriptor, int row, float (&to)[32 / sizeof(T)]) {
+  constexpr int kOfBox = 128 / sizeof(T);
+  const auto field = [&](int bit) { return (uint32_t)(descriptor >> bit & 0x3FFF) << 4; };
+  const uint32_t start = field(0), leading = field(16), stride = field(32);
+  for (int k = 0; k < 32 / (int)sizeof(T); k++) {
+    const uint32_t at =
+        kAcross ? row / kOfBox * leading + k / 8 * stride + k % 8 * 128 + row % kOfBox * sizeof(T)
+                : row / 8 * stride + row % 8 * 128 + k * sizeof(T);
+    const T* element = (const T*)emulator::SharedAt(Swizzled(start + at));
+    to[k] = sizeof(T) == 4 ? CutToTf32((float)*element) : (float)*element;
+  }
+}
+
+template <class T, bool kAlongM, bool kAlongN, int kBlocks>
+void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, uint64_t b, bool accumulate) {
+  const int thread = (int)threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+  emulator::Begin(emulator::Unit::kProducts, [=, sums = d] {
+    constexpr int kK = 32 / sizeof(T);
+    float of_a[2][kK], of_b[kK];
+    for (int half = 0; half < 2; half++) ReadOperand<T, kAlongM>(a, row + half * 8, of_a[half]);
+    for (int j = 0; j < kBlocks; j++) {
+      for (int e = 0; e < 2; e++) {
+        ReadOperand<T, kAlongN>(b, j * 8 + thread % 4 * 2 + e, of_b);
+        for (int half = 0; half < 2; half++) {
+          float& sum = sums[j][half * 2 + e];
+          float products = 0;
+          for (int k = 0; k < kK; k++) products += of_a[half][k] * of_b[k];
+          sum = accumulate ? sum + products : products;
+        }
+      }
+    }
+  });
+}
+
+}  // namespace hopper
+}  // namespace cuda
+}  // namespace dlsys
