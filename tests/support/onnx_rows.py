@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ Arrays = Mapping[str, np.ndarray]
 MISSING = [name for name in ("onnx", "onnxruntime") if not find_spec(name)]
 SMALL = 2000  # elements of the cases that are run
 FLOAT32 = np.dtype(np.float32)
-# Bounds of a runtime where it is less exact than a row asks for, as a factor of the row's bound: the
+# Bounds of a runtime that is less exact than a row asks for, as a factor of the row's bound: the
 # largest that was measured, rounded up, and why.
 LESS_EXACT = {
     ("onnxruntime", "resize_bilinear"): (2.5, "positions are computed in float32"),
@@ -113,9 +112,7 @@ class RowFile:
         rng = np.random.default_rng(count)
         return [
             domain(rng, (count, *x.shape[1:])) if batched else x
-            for domain, x, batched in zip(
-                self.sample.domains(self.case), self.arrays, self.batched
-            )
+            for domain, x, batched in zip(self.sample.domains(self.case), self.arrays, self.batched)
         ]
 
     def run(self, runtime: str, arrays: Sequence[np.ndarray] | None = None) -> None:

@@ -20,11 +20,13 @@ from ...errors import GraphError
 from ...graph.node import Node
 from .trace import Call, Trace
 
-# Each name gets other multiples of 48 in each trace, so that equal parts and windows come out even.
+# Each name gets other numbers in each trace: multiples of 48, so that equal parts and windows come
+# out even, and numbers of all remainders besides, by which what is rounded shows.
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
 _UNIT = 48
-TRACES = 3
-MOST = len(_PRIMES) // TRACES  # names
+_REMAINDERS = (0, 0, 0, 1, 2, 3, 5)
+_EVEN = 3  # traces of multiples
+MOST = len(_PRIMES) // _EVEN  # names
 
 
 class Expression(NamedTuple):
@@ -44,13 +46,23 @@ class Expression(NamedTuple):
 
 
 def assignments(names: Sequence[str]) -> list[dict[str, int]]:
-    """Numbers for the names, one dictionary a trace."""
+    """Numbers for the names, one dictionary a trace; those behind the third are not all even, and
+    a graph that needs even ones refuses them.
+    """
     if len(names) > MOST:
-        raise GraphError(f"export: expected at most {MOST} names of free axes, got {len(names)}")
+        raise GraphError(f"export: expected at most {MOST} names of free extents, got {len(names)}")
     return [
-        {name: _UNIT * _PRIMES[k * TRACES + trace] for k, name in enumerate(names)}
-        for trace in range(TRACES if names else 1)
+        {
+            name: _UNIT * _PRIMES[k * _EVEN + trace % _EVEN] + rest * (k + 1)
+            for k, name in enumerate(names)
+        }
+        for trace, rest in enumerate(_REMAINDERS if names else (0,))
     ]
+
+
+def is_even(numbers: Mapping[str, int]) -> bool:
+    """True for an assignment of multiples, which has to fit every graph."""
+    return all(number % _UNIT == 0 for number in numbers.values())
 
 
 def expression(values: Sequence[int], given: Sequence[Mapping[str, int]]) -> Expression | None:
@@ -63,12 +75,13 @@ def expression(values: Sequence[int], given: Sequence[Mapping[str, int]]) -> Exp
             if len(factors) == 1:
                 return Expression(factors.pop(), chosen, 0)
     for name in names:
-        (a, b, c), (u, v, w) = ([numbers[name] for numbers in given], values)
+        points = list(zip([numbers[name] for numbers in given], values))
+        (a, u), (b, v) = points[:2]
         factor = Fraction(v - u, b - a)
-        if factor and factor * (c - a) == w - u:
-            term = u - factor * a
-            if term.denominator == 1 and factor.denominator == 1:
-                return Expression(factor, (name,), int(term))
+        term = u - factor * a
+        exact = factor and factor.denominator == term.denominator == 1
+        if exact and all(factor * x + term == y for x, y in points):
+            return Expression(factor, (name,), int(term))
     return None
 
 
@@ -117,7 +130,7 @@ class Merger:
         names = ", ".join(self._given[0])
         return GraphError(
             f"{node.op.name}: its ONNX form depends on the free extents ({names}) in a way that no "
-            f"shape tells; give them numbers (dynamic_batch=False) [{node.where}]"
+            f"shape tells; give them numbers in `inputs` [{node.where}]"
         )
 
     def _compare_calls(self) -> None:
@@ -133,8 +146,9 @@ class Merger:
     def _compare_arrays(self) -> None:
         for name, array in self.trace.arrays.items():
             others = [trace.arrays[name] for trace in self._traces[1:]]
-            if not all(_same_array(array, other) for other in others):
-                raise self._refusal(next(self._users(name)).node)
+            user = next(self._users(name), None)
+            if user is not None and not all(_same_array(array, other) for other in others):
+                raise self._refusal(user.node)
 
     def _settle(self, name: str) -> None:
         """Makes a vector of extents a constant, or computes it."""

@@ -70,9 +70,9 @@ def held(array: np.ndarray, dtype: Any) -> np.ndarray:
     return np.ascontiguousarray(array.astype(wanted, copy=False))
 
 
-def initializers(trace: Trace, calls: Sequence[Call]) -> dict[str, np.ndarray]:
-    """The constants that calls read, equal ones under one name; `calls` keep their order."""
-    read = {name for call in calls for name in call.inputs}
+def initializers(trace: Trace) -> dict[str, np.ndarray]:
+    """The constants that the calls of a trace read."""
+    read = {name for call in trace.calls for name in call.inputs}
     found = {n: held(p.asnumpy(), p.dtype) for n, p in trace.parameters.items() if n in read}
     found.update((name, array) for name, array in trace.arrays.items() if name in read)
     return found
@@ -210,6 +210,6 @@ def write(path: Path, model: Any, arrays: Mapping[str, np.ndarray], most: int) -
         with replacing(data) as file:
             for name in large:
                 file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-                file.write(memoryview(arrays[name]).cast("B"))
+                file.write(arrays[name].reshape(-1).view(np.uint8).data)
     with replacing(path) as file:
         file.write(model.SerializeToString())

@@ -29,9 +29,7 @@ def exportable() -> list[Exportable]:
     >>> [row for row in dl.onnx.exportable() if row.operator == "relu"]
     [Exportable(operator='relu', targets='Relu', reason='')]
     """
-    return [
-        _row(name, found) for name, found in operators().items() if name and found[0].leaf is None
-    ]
+    return [_row(name, ops) for name, ops in operators().items() if name and ops[0].leaf is None]
 
 
 def _row(name: str, found: list[Op]) -> Exportable:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .... import autodiff as ad
 from ....graph.node import Node
-from ....ops.conv.geometry import Windows
+from ....ops.conv.geometry import Pair, Windows
 from ....ops.conv.pooling import divisors
 from ....ops.resize import resize
 from ..registry import rule
@@ -20,7 +22,7 @@ INT64 = np.dtype(np.int64)
 # ---- convolution ----
 
 
-def _geometry(windows: Windows) -> dict[str, list[int]]:
+def _geometry(windows: Windows) -> dict[str, Any]:
     return dict(
         kernel_shape=list(windows.size),
         strides=list(windows.stride),
@@ -79,14 +81,13 @@ def _filter_gradient(g: Emitter, node: Node, *names: str) -> str:
 # ---- pooling ----
 
 
-def _reach(windows: Windows) -> tuple[int, ...]:
-    """The padding behind that the last windows need, at least 0."""
-    return tuple(
-        max((out - 1) * stride + extent - n - before, 0)
-        for out, stride, extent, n, before in zip(
-            windows.out, windows.stride, windows.extents, windows.image, windows.before
-        )
-    )
+def _behind(windows: Windows) -> Pair:
+    """The padding behind that all windows fit into, which `ceil_mode` makes more than is given."""
+    found = list(windows.after)
+    for axis, out in enumerate(windows.out):
+        end = (out - 1) * windows.stride[axis] + windows.extents[axis]
+        found[axis] = max(found[axis], end - windows.image[axis] - windows.before[axis])
+    return found[0], found[1]
 
 
 def _pooling(node: Node, image: tuple[int, ...]) -> Windows:
@@ -101,7 +102,7 @@ def _max_pool(g: Emitter, node: Node, x: str) -> tuple[str, str]:
     windows, dtype = _pooling(node, (h, w)), node.spec[0].dtype
     x = g.cast(x, spec.dtype, dtype)
     top, left = windows.before
-    down, across = _reach(windows)
+    down, across = _behind(windows)
     pads = [top, left, down, across]
     wide = any(pad >= size for pad, size in zip(pads, windows.size * 2))
     if wide:  # which ONNX allows only in Pad
@@ -146,13 +147,12 @@ def _avg_pool(g: Emitter, node: Node, x: str) -> str:
     windows = _pooling(node, spec.shape[2:])
     counted = node.attrs.get("count_include_pad", True)
     x = g.cast(x, spec.dtype, node.spec.dtype)
-    reach = _reach(windows)
-    added = any(need > after for need, after in zip(reach, windows.after))
-    geometry = dict(kernel_shape=list(windows.size), strides=list(windows.stride))
-    pads = [*windows.before, *reach]
-    if not added:
-        pads = [*windows.before, *windows.after]
-    y = g("AveragePool", x, **geometry, pads=pads, count_include_pad=int(counted or added))
+    behind = _behind(windows)
+    added = behind != windows.after
+    y = g(
+        "AveragePool", x, kernel_shape=list(windows.size), strides=list(windows.stride),
+        pads=[*windows.before, *behind], count_include_pad=int(counted or added),
+    )  # fmt: skip
     if not added:
         return y
     area = windows.size[0] * windows.size[1]
@@ -169,8 +169,7 @@ def _avg_pool_gradient(g: Emitter, node: Node, dy: str) -> str:
     dy = g("Mul", dy, share.astype(node.spec.dtype))
     planes = g.reshape(dy, (n * c, 1, *windows.out))
     ones = g.constant(np.ones((1, 1, *windows.size)), node.spec.dtype)
-    reach = tuple(max(a, b) for a, b in zip(_reach(windows), windows.after))
-    exact = windows._replace(after=reach)
+    exact = windows._replace(after=_behind(windows))
     return g.reshape(_transposed(g, exact, planes, ones, 1), (n, c, h, w))
 
 

@@ -145,8 +145,7 @@ def _pad_gradient(g: Emitter, node: Node, name: str) -> Node:
     dy, reflect = node.inputs[0], node.op.name == "pad_reflect_gradient"
     for axis, (before, after) in enumerate(node.attrs["paddings"]):
         n = dy.spec.shape[axis] - before - after
-        at = (slice(None),) * axis
-        total = dy[(*at, slice(before, before + n))]
+        total = _at(dy, axis, slice(before, before + n))
         # From the border, in the order of the positions that it copies, and the first of these.
         borders = [
             (before, slice(0, before), 1 if reflect else 0),
@@ -155,9 +154,9 @@ def _pad_gradient(g: Emitter, node: Node, name: str) -> Node:
         for count, border, first in borders:
             if not count:
                 continue
-            part = dy[(*at, border)]
+            part = _at(dy, axis, border)
             if reflect:
-                part = part[(*at, slice(None, None, -1))]
+                part = _at(part, axis, slice(None, None, -1))
             else:
                 part, count = sum_op(part, axis=axis, keepdims=True), 1
             paddings = [(0, 0)] * len(dy.spec.shape)
@@ -314,11 +313,15 @@ def _recurrence(g: Emitter, node: Node, *names: str) -> Node:
 
 def _moved(x: Node, axis: int, by: int, reverse: bool, value: float) -> Node:
     """x moved on by some positions along an axis, with `value` where it leaves them free."""
-    at = (slice(None),) * axis
     paddings = [(0, 0)] * len(x.spec.shape)
     paddings[axis] = (0, by) if reverse else (by, 0)
-    return pad_op(x[(*at, slice(by, None) if reverse else slice(None, -by))], paddings,
-                  constant_values=value)  # fmt: skip
+    part = _at(x, axis, slice(by, None) if reverse else slice(None, -by))
+    return pad_op(part, paddings, constant_values=value)
+
+
+def _at(x: Node, axis: int, part: slice) -> Node:
+    """A part of x along one axis."""
+    return getitem_op(x, ((slice(None),) * axis + (part,)))
 
 
 @rule("prod_others")
