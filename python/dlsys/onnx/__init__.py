@@ -1,7 +1,7 @@
 """ONNX both ways: `export` writes a graph or a model as an ONNX file, `load` reads one as a Module.
 
     import dlsys as dl
-    dl.onnx.export(model, "lenet.onnx", inputs=(1, 28, 28))
+    dl.onnx.export(model, "lenet.onnx", inputs=(None, 1, 28, 28))
     model = dl.onnx.load("lenet.onnx")
 
 The files are those of https://onnx.ai, read and written with the package `onnx`
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from importlib import import_module as _import_module
 
-_HOMES = {"export": "exporter", "exportable": "exporter", "load": "importer"}
+_NAMES = {"exporter": "Exportable export exportable", "importer": "load"}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = [*_HOMES]
 

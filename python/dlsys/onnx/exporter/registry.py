@@ -61,10 +61,12 @@ def refuse(names: str, reason: str) -> None:
 
 def refusal_of(op: Op) -> str | None:
     """Why an operator has no ONNX form, None for one that may have."""
+    if op in REFUSED:
+        return REFUSED[op]
     if op.writes or not op.outputs:
         return "it updates state, and an ONNX graph has none"
     if op.random:
         return "its numbers are a function of seed and step, and those of ONNX's operators are not"
     if isinstance(op, Fused):
         return "a fusion makes it; export the graph as it was built"
-    return REFUSED.get(op)
+    return None

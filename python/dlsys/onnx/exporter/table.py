@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...graph.node import Op
+from ...ops.axes import AxisKernel
 from . import rules
 from .registry import RULES, operators, refusal_of
 
@@ -29,7 +30,8 @@ def exportable() -> list[Exportable]:
     >>> [row for row in dl.onnx.exportable() if row.operator == "relu"]
     [Exportable(operator='relu', targets='Relu', reason='')]
     """
-    return [_row(name, ops) for name, ops in operators().items() if name and ops[0].leaf is None]
+    found = operators().items()
+    return [_row(name, ops) for name, ops in found if ops[0].leaf is None and not _is_kernel(ops)]
 
 
 def _row(name: str, found: list[Op]) -> Exportable:
@@ -41,3 +43,8 @@ def _row(name: str, found: list[Op]) -> Exportable:
             return Exportable(name, RULES[op].targets, "")
     lowered = any(type(op).simplify is not Op.simplify for op in found) or found[0].projection
     return Exportable(name, "", "" if lowered else "there is no rule for it")
+
+
+def _is_kernel(found: list[Op]) -> bool:
+    """True for what operators of this name only become on a device."""
+    return all(isinstance(op, AxisKernel) for op in found)

@@ -14,7 +14,7 @@ from ....ops.reduce import sum_op
 from ....ops.scan import cumprod_op, cumsum_op
 from ..registry import rule
 from ..trace import Emitter
-from .elementwise import computed_in
+from .elementwise import comparable
 
 _LOWEST = -(2**63) + 1  # as an end: before the first element, for steps backward
 Shape = tuple[int, ...]
@@ -114,7 +114,7 @@ def _pad(g: Emitter, node: Node, x: str, before: list[int], after: list[int]) ->
     if not any(before) and not any(after):
         return x
     dtype = node.spec.dtype
-    wide = np.dtype(np.int32) if dtype.kind == "b" else computed_in(dtype)
+    wide = comparable(dtype)
     value = np.array(node.attrs["value"], wide)
     return g.cast(
         g("Pad", g.cast(x, dtype, wide), g.extents([*before, *after]), value), wide, dtype
@@ -133,7 +133,7 @@ def _continued_pad(g: Emitter, node: Node, x: str) -> str:
     if not any(before) and not any(after):
         return x
     dtype = node.spec.dtype
-    wide = np.dtype(np.int32) if dtype.kind == "b" else computed_in(dtype)
+    wide = comparable(dtype)
     mode = node.op.name.removeprefix("pad_")
     y = g("Pad", g.cast(x, dtype, wide), g.extents([*before, *after]), mode=mode)
     return g.cast(y, wide, dtype)
@@ -251,7 +251,7 @@ def _one_hot(g: Emitter, node: Node, indices: str) -> str:
 def _sort(g: Emitter, node: Node, x: str) -> tuple[str, str]:
     spec, attrs = node.spec[0], node.attrs
     (axis,) = normalize_axes(node, attrs["axis"], len(spec.shape))
-    wide = np.dtype(np.int32) if spec.dtype.kind == "b" else computed_in(spec.dtype)
+    wide = comparable(spec.dtype)
     x = g.cast(x, spec.dtype, wide)
     k = g.extents([spec.shape[axis]])
     largest = int(attrs["descending"])
