@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ....graph.node import Node
@@ -17,6 +19,7 @@ from ..trace import Emitter
 from .elementwise import comparable
 
 _LOWEST = -(2**63) + 1  # as an end: before the first element, for steps backward
+_HIGHEST = 2**63 - 1  # behind the last
 Shape = tuple[int, ...]
 
 
@@ -65,10 +68,50 @@ def _slice(g: Emitter, x: str, shape: Shape, starts: Shape, steps: Shape, sizes:
 
 @rule("slice", "Slice, Reshape")
 def _getitem(g: Emitter, node: Node, x: str) -> str:
+    """Entries as they stand, since ONNX counts from the end and clips as numpy does where steps go
+    forward: x[a:b:-s] is x reversed, [-a-1:-b-1:s].
+    """
     given = node.inputs[0]
     region = region_of(node, given.name, given.spec.shape)
-    y = _slice(g, x, given.spec.shape, region.starts, region.steps, region.sizes)
-    return y if region.shape == region.sizes else g.reshape(y, region.shape)
+    if not all(type(e) in (int, slice) or e is None or e is Ellipsis for e in node.attrs["key"]):
+        y = _slice(g, x, given.spec.shape, region.starts, region.steps, region.sizes)
+        return y if region.shape == region.sizes else g.reshape(y, region.shape)
+    entries = [e for e in _entries(node) if e is not None]
+    parts = {a: _part(e) for a, e in enumerate(entries) if e != slice(None)}
+    backward = [axis for axis, (_, _, step) in parts.items() if step < 0]
+    if backward:
+        ones = [-1] * len(backward)
+        lowest = [_LOWEST] * len(backward)
+        x = g("Slice", x, g.axes(ones), g.axes(lowest), g.axes(backward), g.axes(ones))
+    if parts:
+        starts, ends, steps = zip(*map(_forward, parts.values()))
+        by = g.axes(steps) if set(steps) != {1} else None
+        x = g("Slice", x, g.axes(starts), g.axes(ends), g.axes(list(parts)), by)
+    return x if region.shape == region.sizes else g.reshape(x, region.shape)
+
+
+def _entries(node: Node) -> list[Any]:
+    """The entries of a key with as many of : as ... stands for, and behind the last."""
+    key = list(node.attrs["key"])
+    used = sum(entry is not None and entry is not Ellipsis for entry in key)
+    rest = [slice(None)] * (len(node.inputs[0].spec.shape) - used)
+    at = next((k for k, entry in enumerate(key) if entry is Ellipsis), len(key))
+    return [*key[:at], *rest, *key[at + 1 :]]
+
+
+def _part(entry: int | slice) -> tuple[int | None, int | None, int]:
+    """Start, stop and step of an entry."""
+    if isinstance(entry, slice):
+        return entry.start, entry.stop, 1 if entry.step is None else entry.step
+    return entry, None if entry == -1 else entry + 1, 1
+
+
+def _forward(part: tuple[int | None, int | None, int]) -> tuple[int, int, int]:
+    """The same of an axis that was reversed where the step is backward."""
+    start, stop, step = part
+    if step < 0:
+        start, stop = (None if n is None else -n - 1 for n in (start, stop))
+    return start or 0, _HIGHEST if stop is None else stop, abs(step)
 
 
 @rule("window")

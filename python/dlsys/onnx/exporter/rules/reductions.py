@@ -26,8 +26,8 @@ def _reduction(op_type: str) -> Any:
         dtype, shape = node.spec.dtype, node.inputs[0].spec.shape
         axes = normalize_axes(node, node.attrs["axis"], len(shape))
         wide = INT64 if dtype.kind in "iub" else dtype
-        if op_type == "ReduceLogSumExp" and g.opset >= 28:
-            return None if not axes else _logsumexp(g, node)
+        if op_type == "ReduceLogSumExp" and g.opset >= 28 and axes:
+            return _logsumexp(g, node)
         y = g.reduce(op_type, g.cast(x, node.inputs[0].spec.dtype, wide), axes,
                      node.attrs["keepdims"])  # fmt: skip
         return g.cast(y, wide, dtype)
