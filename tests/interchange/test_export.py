@@ -396,6 +396,11 @@ class Table(unittest.TestCase):
         without = [row.operator for row in rows.values() if row.reason == "there is no rule for it"]
         self.assertEqual(without, [])
 
+    def test_the_docs_have_the_table(self) -> None:
+        text = (Path(dl.__file__).parents[2] / "docs" / "onnx.md").read_text(encoding="utf-8")
+        shown = text.partition("exportable -->\n\n")[2].partition("\n<!-- end")[0]
+        self.assertEqual(shown, importlib.import_module("dlsys.onnx.exporter.table").markdown())
+
     def test_the_package_is_named_where_it_is_missing(self) -> None:
         with mock.patch.dict(sys.modules, {"onnx": None}):
             with self.assertRaisesRegex(DlsysError, "need the package onnx: pip install onnx"):

@@ -48,3 +48,21 @@ def _row(name: str, found: list[Op]) -> Exportable:
 def _is_kernel(found: list[Op]) -> bool:
     """True for what operators of this name only become on a device."""
     return all(isinstance(op, AxisKernel) for op in found)
+
+
+def markdown() -> str:
+    """The table as Markdown: direct forms, what becomes simpler operators, what has no form."""
+    rows = exportable()
+    direct = [f"| `{row.operator}` | {row.targets} |" for row in rows if row.targets]
+    simpler = [f"`{row.operator}`" for row in rows if not row.targets and not row.reason]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.reason:
+            reasons.setdefault(row.reason, []).append(f"`{row.operator}`")
+    without = [f"| {' '.join(names)} | {reason} |" for reason, names in reasons.items()]
+    parts = [
+        ["| operator | ONNX |", "|---|---|", *direct],
+        ["These become operators above:", "", " ".join(simpler).replace("`|`", "`\\|`")],
+        ["| no form | why |", "|---|---|", *without],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
