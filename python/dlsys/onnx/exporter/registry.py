@@ -13,6 +13,7 @@ from ...fusion.body import Fused
 from ...graph.node import Op
 
 Emit = Callable[..., Any]
+NO_RULE = "there is no rule for it"
 
 
 class Rule(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ...graph.node import Op
 from ...ops.axes import AxisKernel
 from . import rules
-from .registry import RULES, operators, refusal_of
+from .registry import NO_RULE, RULES, operators, refusal_of
 
 assert rules  # its import fills the table
 
@@ -41,8 +41,8 @@ def _row(name: str, found: list[Op]) -> Exportable:
     for op in found:
         if op in RULES:
             return Exportable(name, RULES[op].targets, "")
-    lowered = any(type(op).simplify is not Op.simplify for op in found) or found[0].projection
-    return Exportable(name, "", "" if lowered else "there is no rule for it")
+    lowered = found[0].kernel is None and type(found[0]).simplify is not Op.simplify
+    return Exportable(name, "", "" if lowered else NO_RULE)
 
 
 def _is_kernel(found: list[Op]) -> bool:
