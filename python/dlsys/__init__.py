@@ -24,7 +24,7 @@ _NAMES = {
     "autodiff": "Executor Node Op Parameter Variable gradients",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
-_MODULES = ("autodiff", "data", "functional", "init", "ndarray", "nn", "optim", "train", "viz")
+_MODULES = tuple("autodiff data functional init ndarray nn onnx optim train viz".split())
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 

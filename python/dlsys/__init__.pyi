@@ -4,6 +4,7 @@ from . import functional as functional
 from . import init as init
 from . import ndarray as ndarray
 from . import nn as nn
+from . import onnx as onnx
 from . import optim as optim
 from . import train as train
 from . import viz as viz

@@ -104,7 +104,7 @@ def quoted(value: Any) -> str:
 # package index may know something else by that name.
 PACKAGES = {
     "matplotlib": "matplotlib", "PIL": "Pillow", "tensorboardX": "tensorboardX", "torch": "torch",
-    "tiktoken": "tiktoken", "tokenizers": "tokenizers",
+    "tiktoken": "tiktoken", "tokenizers": "tokenizers", "onnx": "onnx",
 }  # fmt: skip
 
 

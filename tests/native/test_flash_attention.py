@@ -61,8 +61,8 @@ def computed(given: list[np.ndarray], dtype: Any, causal: bool, algo: str | None
 def reference(
     given: list[np.ndarray], dtype: Any, causal: bool
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The same in float64, each with the most by which it may be off: computed operands of a product
-    are rounded, as is each result, and with y the sum of y dy of its row.
+    """The same in float64, each with the most by which it may be off: computed operands of
+    products are rounded, as is each result, and with y the sum of y dy of its row.
     """
     q, k, v, dy = (x.astype(np.float64) for x in given)
     group, scale, unit = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5, ROUNDING[dtype]

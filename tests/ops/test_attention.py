@@ -274,7 +274,7 @@ class Rungs(unittest.TestCase):
 class Refusals(unittest.TestCase):
     def test_rungs(self) -> None:
         q = ad.Variable("q", (1, 1, 2, 300), np.float32)
-        with self.assertRaisesRegex(SignatureError, "algo must be auto, naive, tiled or flash, got 'que"):
+        with self.assertRaisesRegex(SignatureError, "auto, naive, tiled or flash, got 'quick'"):
             F.scaled_dot_product_attention(q, q, q, algo="quick")
 
     def test_third_gradients(self) -> None:

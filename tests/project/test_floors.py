@@ -49,8 +49,9 @@ FLOORS = {
     "profile": 8,
     "learn": 9,
     "train": 9,
-    "apps": 10,
-    "__main__.py": 11,
+    "onnx": 10,
+    "apps": 11,
+    "__main__.py": 12,
 }
 ON_ONE_FLOOR = {
     ("settings.py", "errors.py"),
