@@ -11,7 +11,7 @@ from typing import Any
 
 from proofs.part import FEW_THREADS, ROOT, Part, brief
 
-# Which tests each tool runs; one launch under a tool takes up to a hundred times as long.
+# Which tests each tool runs, one of them in two parts that run side by side; one launch under a tool takes up to a hundred times as long.
 OPERATORS = "*GpuOperators*_values"
 SHARED_MEMORY = (
     *("matmul*", "batched_matmul", "*softmax*", "sum", "mean", "reducesumaxiszero", "transpose"),
@@ -34,6 +34,7 @@ NORMS = "*GpuNorms.test_[vns]*"  # of all forms and shapes
 LADDER = (
     *(f"*OfTheGpu.test_{name}*" for name in ("arrays_need", "every_variant", "epilogues")),
     *(f"*NarrowGemm.test_{name}*" for name in ("every_variant", "epilogues", "batches")),
+    "*FlashAttention.test_every_shape*",
 )
 TOOLS = {
     "memcheck": (
@@ -48,7 +49,8 @@ TOOLS = {
         ),
         "separate",
     ),
-    "racecheck": ((*SUBSET, *BYTES, "*test_gemm_epilogue.GpuValues*", NORMS, *LADDER), "shared"),
+    "racecheck": ((*SUBSET, *BYTES, "*test_gemm_epilogue.GpuValues*", NORMS), "shared"),
+    "racecheck, ladders": (LADDER, "shared"),
     "initcheck": ((*SUBSET, *BYTES, NORMS, *LADDER), "shared"),
     "synccheck": ((*SUBSET, *BYTES, NORMS, *LADDER), "shared"),
 }
@@ -74,7 +76,7 @@ def sanitizers(part: Part) -> None:
 def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
     """One tool over its tests, with the own matrix product."""
     patterns, arena = TOOLS[tool]
-    command = [program, "--tool", tool, "--error-exitcode", "99", "--print-limit", "10"]
+    command = [program, "--tool", tool.partition(",")[0], "--error-exitcode", "99", "--print-limit", "10"]
     command += [
         sys.executable,
         "-m",
@@ -84,6 +86,7 @@ def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
         "native.test_gpu_op",
         "native.test_gemm_ladder",
         "native.test_narrow_gemm",
+        "native.test_flash_attention",
         "fusion.test_gemm_epilogue",
         "fusion.test_weight_update_gpu",
         "fusion.test_uint8_kernels",

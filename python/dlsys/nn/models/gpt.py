@@ -293,9 +293,7 @@ class GPT(Module):
         self.lm_head = (
             None
             if config.tied
-            else Linear(
-                config.features, config.vocabulary, bias=False, initializer=drawn, rng=rng
-            )
+            else Linear(config.features, config.vocabulary, bias=False, initializer=drawn, rng=rng)
         )
 
     def forward(self, tokens: Node) -> Node:
