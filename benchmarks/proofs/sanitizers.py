@@ -76,7 +76,15 @@ def sanitizers(part: Part) -> None:
 def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
     """One tool over its tests, with the own matrix product."""
     patterns, arena = TOOLS[tool]
-    command = [program, "--tool", tool.partition(",")[0], "--error-exitcode", "99", "--print-limit", "10"]
+    command = [
+        program,
+        "--tool",
+        tool.partition(",")[0],
+        "--error-exitcode",
+        "99",
+        "--print-limit",
+        "10",
+    ]
     command += [
         sys.executable,
         "-m",

@@ -4,13 +4,14 @@
 
 Leaves results/attention.json, of the CPU attention_cpu.json. Each contestant lives in a process of
 its own, and they take turns (shared/turns.py); a ratio is taken within each round. PyTorch runs
-`scaled_dot_product_attention` as it chooses itself. A rate counts the products
-of each query with the keys that it sees: two forward, seven with gradients, where backward computes
-the scores anew.
+`scaled_dot_product_attention` as it chooses itself, on a GPU by cuDNN too. A rate counts the
+products of each query with the keys that it sees: two forward, seven with gradients, where backward
+computes the scores anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -29,7 +30,8 @@ GPU_SHAPES = [
     (16, 12, 12, 1024, 64, True), (4, 12, 12, 4096, 64, True), (16, 8, 8, 1024, 128, True),
     (4, 8, 8, 4096, 128, True), (1, 8, 8, 16384, 128, True), (16, 8, 2, 1024, 128, True),
 ]  # fmt: skip
-OURS = ("naive", "tiled", "auto")
+OURS = {"cpu": ("naive", "tiled", "auto"), "gpu": ("naive", "tiled", "flash", "auto")}
+THEIRS = {"cpu": ("torch",), "gpu": ("torch", "cudnn")}  # by the choice of PyTorch, and by cuDNN
 Shape = tuple[int, int, int, int, int, bool]
 
 
@@ -62,10 +64,11 @@ def ours(
     from dlsys.runtime.device import cpu, gpu, synchronize
 
     ctx = {"cpu": cpu, "gpu": gpu}[device](0)
-    nodes = [ad.Parameter(x, name) for name, x in zip(("q", "k", "v", "dy"), arrays(shape))]
-    used = [ad.cast_op(x, dtype="bfloat16") for x in nodes] if precision == "bf16" else nodes
-    y = F.scaled_dot_product_attention(*used[:3], causal=shape[-1], algo=rung)
-    fetches = [y] if direction == "forward" else [y, *ad.gradients(y, used[:3], used[3])]
+    dtype = "bfloat16" if precision == "bf16" else None
+    named = zip(("q", "k", "v", "dy"), arrays(shape))
+    q, k, v, dy = (ad.Parameter(x, name, dtype=dtype) for name, x in named)
+    y = F.scaled_dot_product_attention(q, k, v, causal=shape[-1], algo=rung)
+    fetches = [y] if direction == "forward" else [y, *ad.gradients(y, [q, k, v], dy)]
     executor = ad.Executor(fetches, ctx, "tf32" if precision == "tf32" else "fp32")
 
     def step() -> None:
@@ -75,9 +78,12 @@ def ours(
     return step
 
 
-def theirs(device: str, shape: Shape, precision: str, direction: str) -> Callable[[], None]:
+def theirs(
+    device: str, system: str, shape: Shape, precision: str, direction: str
+) -> Callable[[], None]:
     """The same of PyTorch."""
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
     torch.set_num_threads(os.cpu_count() or 1)
@@ -89,9 +95,11 @@ def theirs(device: str, shape: Shape, precision: str, direction: str) -> Callabl
         x.requires_grad_(direction != "forward")
 
     grouped = shape[1] != shape[2]
+    chosen = contextlib.nullcontext if system == "torch" else sdpa_kernel
 
     def step() -> None:
-        y = scaled_dot_product_attention(q, k, v, is_causal=shape[-1], enable_gqa=grouped)
+        with chosen(SDPBackend.CUDNN_ATTENTION):
+            y = scaled_dot_product_attention(q, k, v, is_causal=shape[-1], enable_gqa=grouped)
         if direction != "forward":
             torch.autograd.grad(y, (q, k, v), dy)
         if device == "gpu":
@@ -109,15 +117,15 @@ def contestant(device: str, system: str) -> None:
             made.clear()  # one at a time, for memory
             number, precision, direction = work.split()
             shape = shapes(device)[int(number)]
-            if system == "torch":
-                step = theirs(device, shape, precision, direction)
+            if system in THEIRS[device]:
+                step = theirs(device, system, shape, precision, direction)
             else:
                 step = ours(device, shape, precision, system, direction)
             measure.step_ms(step, 0.2)
             made[work] = lambda seconds: measure.step_ms(step, seconds)
         return made[work]
 
-    version = __import__("torch").__version__ if system == "torch" else ""
+    version = __import__("torch").__version__ if system in THEIRS[device] else ""
     turns.serve(sampler, version=version)
 
 
@@ -167,16 +175,21 @@ def main() -> None:
     ctx = best_context()[0]
     device = options.device or (ctx.name if ctx is not None else "cpu")
     precisions = options.precisions or ("fp32,tf32,bf16" if device == "gpu" else "fp32")
-    systems = [*OURS, *(["torch"] if find_spec("torch") else [])]
+    systems = [*OURS[device], *(THEIRS[device] if find_spec("torch") else ())]
     command = measure.program("attention", "--contestant", device)
     contestants = {system: turns.Contestant([*command, system]) for system in systems}
     works = []
     for number, shape in enumerate(shapes(device)):
         for precision in precisions.split(","):
             print(f"{shape} {precision}", flush=True)
+            fit = {  # a contestant of one precision sits out the others
+                system: each
+                for system, each in contestants.items()
+                if precision == "bf16" or system not in ("flash", "cudnn")
+            }
             times = {
                 direction: compare(
-                    contestants, device, number, precision, direction, options.rounds,
+                    fit, device, number, precision, direction, options.rounds,
                     options.seconds,
                 )
                 for direction in ("forward", "both")
