@@ -163,7 +163,7 @@ void Products(const ConvCall& at, int64_t count, const Gemm& first) {
   RunBatchedGemm(at.op, batch, at.stream);
 }
 
-// What a correlation at stride 1 is told: x (n, groups, in) by filters to y (n, groups, out).
+// The arguments of a correlation at stride 1: x (n, groups, in) by filters to y (n, groups, out).
 struct Correlating {
   int64_t n, groups, in, out;
   HW in_hw, out_hw, from;
