@@ -1,4 +1,4 @@
-"""How objects show themselves: one line of text, and in notebooks what `dlsys.viz` draws.
+"""Objects show themselves as one line of text, and in notebooks as what `dlsys.viz` draws.
 
 A class of any floor says so in one line: `__repr__ = described`, `_repr_html_ = drawn_by(…)`.
 """

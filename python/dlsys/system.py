@@ -1,4 +1,4 @@
-"""What operating systems differ in: Windows has no locks of open files as used here, opens no
+"""Differences of operating systems: Windows has no locks of open files as used here, opens no
 folders, and never forks.
 """
 

@@ -24,7 +24,7 @@ _HEAD, _TAIL = 8, 3  # lines of a longer text
 
 
 class Values:
-    """What arrays say of their values, for a class that has `shape`, `dtype` and `asnumpy()`."""
+    """Base of arrays that show their values; it needs `shape`, `dtype` and `asnumpy()`."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class Values:
         raise NotImplementedError
 
     def facts(self) -> dict[str, Any]:
-        """What the repr tells besides the values."""
+        """The repr's facts besides the values."""
         return {"shape": self.shape, "dtype": self.dtype}
 
     # ---- conversion ----

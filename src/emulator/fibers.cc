@@ -327,7 +327,7 @@ class Scheduler {
     for (unsigned k = 0; k < acts.size(); k++) acts[turns[k]]();
     return !acts.empty();
   }
-  // Whether some threads wait for what other blocks do.
+  // True where some threads wait for what other blocks do.
   bool WaitsForBlocks(unsigned threads) const {
     for (unsigned k = 0; k < threads; k++)
       if (!fibers_[k].ended && (fibers_[k].sleeps || (cluster_ && fibers_[k].until))) return true;

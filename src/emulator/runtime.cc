@@ -10,7 +10,7 @@
 #include <mutex>
 #include <utility>
 
-// What an H200 has, so that launchers take the paths that they take there; less memory.
+// The figures of an H200, so that launchers take the paths that they take there; less memory.
 constexpr int kGpus = 2;
 constexpr int kMultiprocessors = 132, kMajor = 9, kMinor = 0;
 constexpr size_t kPlainSharedNbytes = 48 << 10;
@@ -40,7 +40,7 @@ size_t Said(const char* variable, size_t usual) {
   return text ? strtoull(text, nullptr, 10) : usual;
 }
 
-// What a smaller GPU has of shared memory for a block, at most, and of memory in all.
+// The shared memory of a block on a smaller GPU, at most, and its memory in all.
 size_t MostSharedNbytes() {
   static const size_t nbytes = Said("DLSYS_EMULATED_SHARED", 227 << 10);
   return nbytes;
@@ -50,7 +50,7 @@ size_t TotalNbytes() {
   return nbytes;
 }
 
-// Whether a pointer leads to another GPU's memory, where a kernel of this one faults. Under the
+// True where a pointer leads to another GPU's memory, where a kernel of this one faults. Under the
 // mutex.
 bool IsElsewhere(const void* pointer) {
   auto after = blocks.upper_bound(pointer);

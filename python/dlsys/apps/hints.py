@@ -1,4 +1,4 @@
-"""What to try next, as a training that ends well says it."""
+"""Hints: a training that ends well says what to try next."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ _DESCRIBED = {
 
 
 def _needing(module: str) -> str:
-    """What to install first, where an optional library is missing."""
+    """Names what to install first, where an optional library is missing."""
     missing = importlib.util.find_spec(module) is None
     return f", after {how_to_install(module)}" if missing else ""

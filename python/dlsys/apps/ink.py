@@ -46,7 +46,7 @@ def bounding_box(mask: Array) -> tuple[slice, slice]:
 
 
 def _contrast(values: Array) -> Array:
-    """How far each pixel is below the paper around it."""
+    """Measures how far each pixel is below the paper around it."""
     side = _window(values.shape)
     padded = np.pad(
         _median(values), side, mode="edge"
@@ -56,7 +56,7 @@ def _contrast(values: Array) -> Array:
 
 
 def _edges(contrast: Array, highest: float) -> float:
-    """How long and how sharp the edges are of what has a high contrast."""
+    """Measures how long and how sharp the edges are of what has a high contrast."""
     drop = contrast + _highest(-contrast, 3)
     return float(np.square(drop[_parts(contrast > highest / 2)]).sum())
 

@@ -146,7 +146,7 @@ class Setup:
             )
 
     def way_on(self, what: str, epochs: int | None = None) -> str:
-        """What to do for more epochs than this run has, whose checkpoint is `what`."""
+        """Tells what to do for more epochs than this run has, whose checkpoint is `what`."""
         if self.schedule in _ENDLESS:
             return f"a larger -e than {self.epochs} goes on with it"
         return (
@@ -190,7 +190,7 @@ class Setup:
             )
 
     def in_words(self) -> dict[str, str]:
-        """What was chosen, as people write it; without what does not apply."""
+        """Describes the setup as people write it; without what does not apply."""
         momentum = f" {self.momentum:g}" if self.momentum else ""
         warmup = f" after {self.warmup:g} epochs of warm-up" if self.warmup else ""
         changes = ", ".join(_IN_WORDS[name].format(number) for name, number in self.augment)

@@ -1,4 +1,4 @@
-"""What commands share: a parser whose errors are one sentence, and values that options take."""
+"""Commands share this: a parser whose errors are one sentence, and values that options take."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def resized(images: Array, size: tuple[int, int]) -> Array:
 
 
 def _weights(old: int, new: int) -> Array:
-    """How much of each old pixel is in each new one, (new, old) float32: a triangle around its
+    """The weight of each old pixel in each new one, (new, old) float32: a triangle around its
     center, as wide as one new pixel and at least one old one on each side.
     """
     scale = old / new

@@ -105,7 +105,7 @@ class Loader:
 
     @property
     def targets(self) -> int:
-        """How many of the last fields are targets."""
+        """The number of last fields that are targets."""
         return getattr(self.dataset, "targets", 1)
 
     @property

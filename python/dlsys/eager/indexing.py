@@ -33,7 +33,7 @@ Tensor = Any  # the class of tensor.py, which imports this file
 
 
 class View(NamedTuple):
-    """How a view is made of its base: a function of nodes, its other arguments, and whether
+    """The making of a view from its base: a function of nodes, its other arguments, and whether
     gradients are recorded.
     """
 

@@ -336,7 +336,7 @@ def _gradient(holder: Any) -> Any:
 
 
 def _signature(value: Any, tensors: list[Any]) -> Any:
-    """What programs depend on: shapes, dtypes and plain values. Tensors are put into a list."""
+    """Programs depend on this: shapes, dtypes and plain values. Tensors are put into a list."""
     kind = type(value)
     if kind is Recorder.tensor:
         tensors.append(value)

@@ -250,7 +250,7 @@ class Tensor(ArrayMethods, Values, Eager):
     __hash__ = object.__hash__
 
     def facts(self) -> dict[str, Any]:
-        """What the repr tells besides the values."""
+        """The repr's facts besides the values."""
         usual = (np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.bool_))
         dtype = {} if self.dtype in usual else {"dtype": self.dtype}
         gradient = {"requires_grad": True} if self._requires else {}
@@ -310,7 +310,7 @@ class Tensor(ArrayMethods, Values, Eager):
         autograd.backward(self, gradient, retain_graph)
 
     def detach(self) -> Tensor:
-        """The same values as a constant for gradients: a view.
+        """A view with the same values, a constant for gradients.
 
         >>> x = dl.tensor([1.0, 2.0], requires_grad=True)
         >>> x.detach().requires_grad

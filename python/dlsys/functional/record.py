@@ -1,4 +1,4 @@
-"""What all functions of this package have in common: what they take, and that they are recorded."""
+"""All functions of this package take the same kinds of arguments and are recorded."""
 
 from __future__ import annotations
 

@@ -50,16 +50,16 @@ class Body(NamedTuple):
 
 
 def close(
-    inputs: Sequence[Node], outputs: Sequence[Node], shown: Mapping[Node, Node] | None = None
+    inputs: Sequence[Node], outputs: Sequence[Node], aliases: Mapping[Node, Node] | None = None
 ) -> Body:
     """The nodes between `inputs` and `outputs` as a body of their own, which later rewrites of the
-    graph do not touch. `shown` maps nodes that are views of an input's memory to that input.
+    graph do not touch. `aliases` maps nodes that are views of an input's memory to that input.
     """
     copies: dict[Node, Node] = {}
     for x in inputs:
         copies[x] = placeholder_op(x.name)
         copies[x].spec = x.spec
-    for view, x in (shown or {}).items():
+    for view, x in (aliases or {}).items():
         copies.setdefault(view, reshape_op(copies[x], view.spec.shape))
 
     made = tuple(_copy(node, copies) for node in outputs)

@@ -65,7 +65,7 @@ class Geometry(NamedTuple):
 
     @property
     def tiles(self) -> Tiles:
-        """The same for the numpy form."""
+        """The shapes for the numpy form."""
         sizes = self.plane, self.size, self.before, self.window, self.out
         return Tiles(self.channels, self.filters, *sizes)
 

@@ -143,16 +143,16 @@ def _flags(product: Node) -> dict[str, Any]:
 
 
 def _body(
-    product: Node, third: Node | None, last: Node, shown: dict[Node, Node] | None = None
+    product: Node, third: Node | None, last: Node, aliases: dict[Node, Node] | None = None
 ) -> Body:
     inputs = [*product.inputs] if third is None else [*product.inputs, third]
-    return close(inputs, [in_shape(last, product.spec.shape)], shown)
+    return close(inputs, [in_shape(last, product.spec.shape)], aliases)
 
 
 def _with_sums(product: Node, total: Node, operand: Node, of_A: bool) -> Node:
     flat = in_shape(total, (total.spec.size,))
-    shown = {total.inputs[0]: operand}
-    body = close(product.inputs, (product, flat), shown if total.inputs[0] is not operand else {})
+    aliases = {total.inputs[0]: operand}
+    body = close(product.inputs, (product, flat), aliases if total.inputs[0] is not operand else {})
     made = matmul_sums_op(*product.inputs, body=body, of_A=of_A, **_flags(product))
     made.stand_for(product)
     return made

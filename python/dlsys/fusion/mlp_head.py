@@ -232,8 +232,8 @@ def _fused_head(head: _Head) -> Node:
     flat = [in_shape(head.total, ()), in_shape(head.dlogits, (rows, classes))]
     x = head.inputs[0]
     sides = [dx.inputs[2] for dx in gradients if dx.op.kernel == "matmul_gradient"]
-    shown = {side: x for side in sides if side is not x and strip_views(side) is strip_views(x)}
-    body = close(head.inputs, [*flat, *head.values[2:]], shown)
+    aliases = {side: x for side in sides if side is not x and strip_views(side) is strip_views(x)}
+    body = close(head.inputs, [*flat, *head.values[2:]], aliases)
     op = head_op(loss.op, len(layers), sum(layer.has_bias for layer in made), len(gradients))
     attrs = {name: loss.attrs[name] for name in ("scale", "dy")}
     node = op(*head.inputs, body=body, layers=tuple(made), **attrs)

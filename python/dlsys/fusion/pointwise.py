@@ -174,7 +174,7 @@ def encode(body: Body) -> Any:
     steps = [step for step in body.steps if _opcode(step)]
     if len(steps) > 1 and steps[-1] is body.outputs[0] and _rounds(steps[-1]):
         steps.pop()  # the kernel rounds what it stores
-    reads = [[_shown(x) if isinstance(x, Node) else x for x in operands(step)] for step in steps]
+    reads = [[_uncast(x) if isinstance(x, Node) else x for x in operands(step)] for step in steps]
     last_read = {x: k for k, row in enumerate(reads) for x in row if isinstance(x, Node)}
     slots = {x: k for k, x in enumerate(body.inputs)}  # of values that are read again
     free: list[int] = []
@@ -223,7 +223,7 @@ def _rounds(step: Node) -> bool:
     return step.op.kernel == "cast" and is_narrow(step.spec.dtype)
 
 
-def _shown(x: Node) -> Node:
+def _uncast(x: Node) -> Node:
     """The value that a cast to float32 leaves as it is."""
     while x.op.kernel == "cast" and not _opcode(x):
         x = x.inputs[0]

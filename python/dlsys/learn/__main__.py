@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace) -> None:
 def _work(
     options: argparse.Namespace, ctx: Context | None, kind: str, precisions: Sequence[str]
 ) -> tuple[str, Iterator[Figures]]:
-    """What is computed, in words, and the figures of each rung that computes it."""
+    """Tells in words what is computed, and the figures of each rung that computes it."""
     if options.ladder == "gemm":
         size = options.size or _SIZES[kind]
         product = gemm.Shape(size, size, size)

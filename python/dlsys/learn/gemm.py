@@ -60,7 +60,7 @@ class Shape(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What was measured of a rung, or of one of its variants, on one shape.
+    """The measurement of a rung, or of one of its variants, on one shape.
 
     Attributes:
         ms: milliseconds of one product.
@@ -104,7 +104,7 @@ class Product:
         self._exact, self._scale = left @ right, np.abs(left) @ np.abs(right)
 
     def figures(self, algorithm: str, number: int, precision: str) -> Figures:
-        """What one algorithm does. KernelError or DeviceError where it cannot."""
+        """Measures one algorithm. KernelError or DeviceError where it cannot."""
         assert self.ctx is not None
         arguments = (
             *(self._A, int(self.shape.trans_A), self._B, int(self.shape.trans_B)),
@@ -116,7 +116,7 @@ class Product:
         return self._measured(algorithm, precision, nbytes, call)
 
     def numpy_figures(self, rung: str) -> Figures:
-        """What one of numpy's rungs does."""
+        """Measures one of numpy's rungs."""
         flags = dict(trans_A=self.shape.trans_A, trans_B=self.shape.trans_B)
         node = matmul_op(Variable("A"), Variable("B"), **flags, algo=rung)
         call = partial(node.op.numpy, node, self._A, self._B, self._C)
@@ -194,5 +194,5 @@ def climb(
 
 
 def limit_of(chip: str, precision: str) -> float | None:
-    """What a chip can do at a precision in TFLOP/s; None where it is not known."""
+    """A chip's peak at a precision in TFLOP/s; None where it is not known."""
     return next((by.get(precision) for word, by in LIMITS.items() if word in chip), None)

@@ -43,7 +43,7 @@ Hook = Callable[["Module", tuple[Any, ...], Any], Any]
 
 
 class HookHandle:
-    """What `Module.register_forward_hook` returns: `remove()` ends the hook's calls.
+    """The handle that `Module.register_forward_hook` returns: `remove()` ends the hook's calls.
 
     hooks: those of the module. hook: this one.
     """
@@ -192,7 +192,7 @@ class Module:
         return [Call(names.get(made[0], "?"), *made) for made in recorded]
 
     def activations(self, *inputs: Any) -> dict[str, Any]:
-        """What each layer makes of the inputs, by the layer's name; "" is the model's output. A
+        """The output of each layer for the inputs, by the layer's name; "" is the model's output. A
         layer that is used again has its further outputs as `name#2`, `name#3`.
 
         Of Nodes these are nodes, which an Executor computes, of Tensors they are Tensors.

@@ -1,4 +1,4 @@
-"""What layers ask of the shape of an input when their graph is built."""
+"""Layers check the shape of an input when their graph is built."""
 
 from __future__ import annotations
 

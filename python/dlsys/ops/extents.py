@@ -80,7 +80,7 @@ for _extent in STAND_INS:
 
 
 class Partial:
-    """What is known of a value: a shape with None for unknown extents, or None, and a dtype.
+    """The known part of a spec: a shape with None for unknown extents, or None, and a dtype.
 
     guesses: the spec (a tuple of them where there are several values) for each stand-in, None where
     the rule failed. Two are equal only where they are one.
@@ -98,7 +98,7 @@ _remembered: dict[Any, Partial | None] = {}
 
 @lru_cache(maxsize=_MOST_REMEMBERED)
 def partial_of(spec: Spec) -> Partial:
-    """What is known by a spec in whose shape None stands for an unknown extent."""
+    """The known part of a spec in whose shape None stands for an unknown extent."""
     return _agreed(
         tuple(
             spec._replace(shape=tuple([extent if n is None else n for n in spec.shape]))
@@ -108,7 +108,7 @@ def partial_of(spec: Spec) -> Partial:
 
 
 def partial(node: Any) -> Partial | None:
-    """What is known of a node by what is known of its inputs. ShapeError where no extents fit."""
+    """Infers what is known of a node from its inputs. ShapeError where no extents fit."""
     known = [x.partial if x.spec is None else x.spec for x in node.inputs]
     if None in known:
         return None
@@ -172,8 +172,8 @@ def _inferred(node: Any, specs: list[Any]) -> tuple[Any, ShapeError | None]:
 
 
 def _agreed(guesses: tuple[Any, ...]) -> Partial:
-    """What the guesses agree on, if more than one passed: one alone may have for the number that
-    it is. Where they differ, their extents stand in for an unknown one again.
+    """The extents that the guesses agree on, if more than one passed: one alone may have for the
+    number that it is. Where they differ, their extents stand in for an unknown one again.
     """
     specs = [guess for guess in guesses if type(guess) is Spec]
     dtypes, ndims = {spec.dtype for spec in specs}, {len(spec.shape) for spec in specs}

@@ -1,4 +1,4 @@
-"""What the package and the native library agree about: constants, limits, opcodes, the layouts of
+"""The package and the native library agree on this: constants, limits, opcodes, the layouts of
 structs and the library's functions.
 
 They are declared once, in src/. The library writes them down (src/runtime/interface.cc), and
@@ -118,8 +118,8 @@ class Interface:
         return self._structs[name]
 
     def functions(self) -> dict[str, tuple[Any, ...]]:
-        """What each function that returns a status takes, for ctypes. A pointer is c_void_p, which
-        accepts byref(), a ctypes array and a plain address alike.
+        """The argument types of each function that returns a status, for ctypes. A pointer is
+        c_void_p, which accepts byref(), a ctypes array and a plain address alike.
         """
         return {name: tuple(map(self._type, types)) for name, types in self._functions.items()}
 

@@ -37,7 +37,7 @@ def inputs_of(data: Any) -> tuple[ad.Node, ...]:
 
 
 def output_and_label(model: Module, data: Any) -> tuple[Any, Any]:
-    """What a model makes of a loader's inputs, and the targets that a loss compares it with: one
+    """A model's outputs for a loader's inputs, and the targets that a loss compares it with: one
     node, or a tuple of them, or a dictionary where fields have names, which inputs are given by.
     A loader of one's own has one target, the last. DataError for data without any.
     """

@@ -88,7 +88,7 @@ def load_model(path: str | Path, model: type[Module] | Module | None = None) -> 
 
 
 def recipe_of(model: Module) -> dict[str, Any]:
-    """How a model is built. `arguments` is None where one of them is no plain data."""
+    """The recipe of a model. `arguments` is None where one of them is no plain data."""
     args, options = model.made_with
     kept = {name: value for name, value in options.items() if name not in _DRAWN}
     if type(model) is nn.Sequential:

@@ -20,7 +20,7 @@ class Labeled(NamedTuple):
 
 
 def is_set(data: Any) -> bool:
-    """Whether this is a loader or a data set, of whatever kind."""
+    """True for a loader or a data set, of whatever kind."""
     return hasattr(data, "dataset") or (hasattr(data, "images") and hasattr(data, "classes"))
 
 

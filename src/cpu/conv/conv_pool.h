@@ -1,4 +1,4 @@
-// What the kernels of conv + bias + relu + max-pool share on the CPU: the part of the input that
+// The kernels of conv + bias + relu + max-pool share this on the CPU: the part of the input that
 // windows see, which elements of it are padding, and transpositions of small matrices in vectors of
 // four, which bring positions side by side for SIMD. math/conv_pool.h has the contract. Limited by
 // the multiply-adds of the direct convolution that uses them.

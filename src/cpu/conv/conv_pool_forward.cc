@@ -274,7 +274,7 @@ class Forward {
       LoadLanes(x + k * of_x, b.strips, rows * in.w, rows, a, to + k * b.strips, width);
   }
 
-  // The same for lanes that lie `pitch` elements apart and begin `step` rows apart.
+  // Transposes lanes that lie `pitch` elements apart and begin `step` rows apart.
   void LoadLanes(const float* x, int64_t lanes, int64_t pitch, int64_t step, const Lanes& a,
                  float* to, int64_t width) const {
     const Conv& conv = p_.conv;

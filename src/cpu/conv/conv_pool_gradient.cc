@@ -188,7 +188,7 @@ class Patches {
   const PatchKernels& kernels() const { return kernels_; }
   int64_t InputNumel() const { return seen_.h * pitch_; }
 
-  // What a task works with: an input, and the open windows of an image under one filter, whose
+  // The scratch of a task: an input, and the open windows of an image under one filter, whose
   // gradients are behind their positions: in an array apart they took 15 % longer to store.
   struct Task {
     const ScratchArray<float> input;
@@ -255,7 +255,7 @@ class Patches {
     return {count, at, values};
   }
 
-  // How far apart windows must be for their patches not to overlap.
+  // The distance that windows must have for their patches not to overlap.
   int64_t Apart() const {
     return (std::max(p_.conv.kernel.h, p_.conv.kernel.w) + 2 * p_.window - 2) / p_.window;
   }

@@ -54,7 +54,7 @@ class Im2colReader {
         identity_(h_axis.kernel_size == 1 && w_axis.kernel_size == 1 && Matches(h_axis, in.h) &&
                   Matches(w_axis, in.w)) {}
 
-  // What a reader works with, for up to n positions at a time.
+  // The scratch of a reader, for up to n positions at a time.
   struct Scratch {
     const ScratchArray<Run> runs;
     const ScratchArray<float> halo;
@@ -225,7 +225,7 @@ class ImplicitGemm {
   }
 
  private:
-  // What a task works with: the im2col matrix of a block, and its results where they are scattered.
+  // The scratch of a task: the im2col matrix of a block, and its results where they are scattered.
   struct Task {
     const ScratchArray<float> packed, scattered;
     const Im2colReader::Scratch of_reader;
@@ -380,7 +380,7 @@ class FilterGradient {
   }
 
  private:
-  // What a task works with: panels of both operands.
+  // The scratch of a task: panels of both operands.
   struct Task {
     const ScratchArray<float> a, b;
     const Im2colReader::Scratch of_reader;

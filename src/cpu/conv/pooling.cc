@@ -27,7 +27,7 @@ DLSYS_INLINE Seen SeenBy(int64_t k, int64_t size, int64_t stride, int64_t pad, i
   return {std::max<int64_t>(0, -first), std::min(size, in - first), first};
 }
 
-// The same for a dilated window.
+// The elements that a dilated window sees.
 DLSYS_INLINE Seen SeenBy(int64_t k, int64_t size, int64_t stride, int64_t pad, int64_t in,
                          int64_t dilation) {
   const int64_t first = k * stride - pad;
@@ -101,7 +101,8 @@ DLSYS_INLINE Largest LargestOf(const float* x, int64_t n) {
   return {value, any != 0};
 }
 
-// The same for a wide window without dilation: runs by their maxima, then the position in the run.
+// The maximum of a wide window without dilation: runs by their maxima, then the position in the
+// run.
 constexpr int64_t kWide = 16;
 constexpr int64_t kRun = 512;  // elements that are searched for the position
 
@@ -207,7 +208,7 @@ DLSYS_INLINE void FindMaxOfRow(const Pool& p, const float* x, const float* x_end
   }
 }
 
-// The same for other windows, one after the other.
+// The maxima of other windows, one after the other.
 DLSYS_INLINE void FindMaxOneByOne(const Pool& p, const float* x, bool wide, int64_t i, float* y,
                                   int32_t* argmax) {
   const Seen down = SeenBy(i, p.window.h, p.stride.h, p.pad.h, p.in.h);

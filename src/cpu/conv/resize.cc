@@ -11,7 +11,7 @@ namespace dlsys {
 namespace cpu {
 namespace {
 
-// What each element of an axis reads, and which elements read it.
+// The elements that each element of an axis reads, and those that read it.
 struct Table {
   const ScratchArray<Lerp> of_resized;
   const ScratchArray<Readers> of_original;

@@ -42,7 +42,7 @@ void AddRows(const float* __restrict a, const float* __restrict b, int64_t k, in
   }
 }
 
-// The same for one row.
+// The product of one row, added to c.
 void AddRow(const float* __restrict a, const float* __restrict b, int64_t k, int64_t n,
             float* __restrict c) {
   for (int64_t p = 0; p < k; p++)

@@ -319,7 +319,7 @@ void RunSplitK(const Gemm& p, int64_t slices, int most) {
   });
 }
 
-// The same arithmetic for any number of threads.
+// Runs a GEMM with the same arithmetic for any number of threads.
 void RunPacked(Gemm p, int most) {
   if (p.n == 1 && p.m > 1)  // one column: the same sums as one row of the transposed GEMM
     p = {1, p.m, p.k, {p.b.data, p.k, p.b.row}, {p.a.data, p.a.col, p.a.row}, p.c};

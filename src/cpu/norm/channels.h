@@ -1,4 +1,4 @@
-// What the normalizations of the CPU share: an array as (outer, channels, inner), its means and
+// The normalizations of the CPU share this: an array as (outer, channels, inner), its means and
 // inverse deviations, and ChannelSums, the sums over each channel that gradients of scales and
 // biases need. Arrays are contiguous; values of one a channel are float32, or of x's storage type,
 // which is widened first. Memory bandwidth limits the sums, which read x and dy once.

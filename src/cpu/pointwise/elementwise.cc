@@ -95,7 +95,7 @@ void UnaryWithTwoConsts(const DLArray* x, float c, float d, DLArray* y) {
 
 // ---- two operands ----
 
-// How two operands broadcast to an output: rows of `cols` elements, along which an operand moves by
+// Two operands broadcast to an output: rows of `cols` elements, along which an operand moves by
 // its stride, 0 or 1. Long rows are cut into pieces.
 struct Rows {
   Loop<2> outer;

@@ -1,4 +1,4 @@
-// What the kernels of conv + bias + relu + max-pool share: a block copies padded channels of an
+// The kernels of conv + bias + relu + max-pool share this: a block copies padded channels of an
 // image to shared memory, and a thread computes a patch of output positions for several outputs by
 // direct convolution blocked in registers, sliding its rows down the kernel. math/conv_pool.h has
 // the contract. Rows of filters in shared memory are an odd number of vectors apart, which avoids

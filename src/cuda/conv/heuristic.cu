@@ -11,7 +11,7 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-// What an algorithm's estimate takes for granted. DLSYS_BLAS=own grants neither.
+// The library that an algorithm's estimate assumes. DLSYS_BLAS=own grants neither.
 enum class Needs { kNothing, kCublas, kCudnn };
 
 struct Candidate {

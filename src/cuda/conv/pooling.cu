@@ -91,7 +91,7 @@ __global__ void MaxPoolKernel(const Windows p, const float* x, float* y, int32_t
   }
 }
 
-// The same for dilated windows.
+// Max-pooling over dilated windows.
 template <class Index>
 __global__ void DilatedMaxPoolKernel(const Windows p, const float* x, float* y, int32_t* argmax,
                                      int64_t numel) {
@@ -141,8 +141,8 @@ __global__ void MaxPoolGradientKernel(const Windows p, const float* dy, const in
   }
 }
 
-// The same for 2 x 2 windows that tile the input, one thread per window; the last ones write the
-// odd row and column. aligned2: two adjacent elements allow 8-byte stores.
+// The gradient for 2 x 2 windows that tile the input, one thread per window; the last ones write
+// the odd row and column. aligned2: two adjacent elements allow 8-byte stores.
 template <class Index>
 __global__ void MaxPoolTilesGradientKernel(const Windows p, const float* dy, const int32_t* argmax,
                                            float* dx, bool aligned2, int64_t tiles) {

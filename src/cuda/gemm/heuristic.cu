@@ -347,7 +347,7 @@ void RunOwnGemm(const char* op, const Gemm& p, DLStream stream) {
   RunTiledGemm(op, p, BestTileConfig(FamilyOf(p), p), stream);
 }
 
-// What cuBLAS and cuBLASLt leave out.
+// Computes what cuBLAS and cuBLASLt leave out.
 void RunEpilogueAndSums(const char* op, const Gemm& p, DLStream stream) {
   if (!p.epilogue.Empty()) RunEpilogue(op, p, p.c, 1, stream);
   if (p.sums) RunOperandSums(op, p, stream);

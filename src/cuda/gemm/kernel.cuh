@@ -353,7 +353,7 @@ struct TileConfig {
 };
 // The heuristic: the fastest configuration for GEMMs in one launch that fits shared memory.
 TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int max_splits);
-// The same for one GEMM, in a family or that of large tiles.
+// The heuristic for one GEMM, in a family or that of large tiles.
 TileConfig BestTileConfig(KernelFamily family, const Gemm& gemm);
 void RunTiledGemm(const char* op, const Gemm& gemm, TileConfig config, DLStream stream);
 

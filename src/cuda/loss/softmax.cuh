@@ -1,4 +1,4 @@
-// What the kernels that go along rows of logits (rows, classes) share: the two-pass statistics of a
+// Kernels that go along rows of logits (rows, classes) share this: the two-pass statistics of a
 // stable softmax, the maximum of a row and then the sum of exp(x - max), which a thread group
 // reduces (group.cuh), the labels of a row, and the checks of arguments. A label out of range is
 // noted on the device (fault.cuh) and reported after the step. The second pass reads a short row

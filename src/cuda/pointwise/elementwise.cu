@@ -27,7 +27,7 @@ __global__ void MapKernel(const T* x, T* y, int64_t n, int64_t nquads, F f) {
   for (int64_t i = 4 * nquads + FirstItem(); i < n; i += ItemStep()) y[i] = T(f(x[i]));
 }
 
-// How an operand of a flat loop is indexed: by the index of the output, its column, its row, or as
+// An operand of a flat loop is indexed by the index of the output, its column, its row, or as
 // a scalar.
 enum class Access { kSame, kColumn, kRow, kScalar };
 

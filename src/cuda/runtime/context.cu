@@ -34,7 +34,7 @@ void RememberLost(const char* text) {
   lost.store(true, std::memory_order_release);
 }
 
-// What cudaGetDeviceCount said, once; text is the reason when count is 0.
+// The answer of cudaGetDeviceCount, asked once; text is the reason when count is 0.
 struct Presence {
   int count = 0;
   char text[512] = "";

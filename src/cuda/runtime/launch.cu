@@ -1,5 +1,5 @@
-// What a launch does on the host besides the launch itself: it is the same for every kernel, so it
-// is compiled once. None of it waits for the GPU.
+// The host's part of a launch besides the launch itself is the same for every kernel, so it is
+// compiled once. None of it waits for the GPU.
 #include "cuda/runtime/launch.cuh"
 #include "runtime/counters.h"
 

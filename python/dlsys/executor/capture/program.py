@@ -180,13 +180,13 @@ class CapturingProgram(Program):
                 unrolled.run(captured, on, times)
         finally:
             del keep
-            self._shown.clear()
+            self._bound.clear()
         return fetched
 
     def _show_slots(self) -> None:
         """Lets steps on the host see the feeds and fetches of a replay."""
         for planned, slot in zip(self.plan.feeds, self._slots):
             assert slot is not None
-            self._shown[planned.buffer] = slot
+            self._bound[planned.buffer] = slot
         for fetch, slot in zip(self._wanted, self._fetch_slots):
-            self._shown[fetch.buffer] = slot
+            self._bound[fetch.buffer] = slot

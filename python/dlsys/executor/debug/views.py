@@ -1,4 +1,4 @@
-"""What an executor shows besides results: reports and checks of its plans, and the shapes of a
+"""An executor's views besides results: reports and checks of its plans, and the shapes of a
 whole graph with arrays of these, as the assignment asks for them.
 """
 

@@ -53,7 +53,7 @@ class Program(Runner):
             (j, k, OutputCache(ctx, value.spec)) for j, (k, value) in enumerate(wanted)
         ]
         self._blank: list[NDArray | None] = [None] * len(plan.fetches)  # groups stay None
-        self._shown: dict[Buffer, NDArray] = {}
+        self._bound: dict[Buffer, NDArray] = {}
         self._own: dict[Buffer, Block] = {}  # with DLSYS_DEBUG_ARENA=separate
 
     def _segments(self) -> list[Segment | PythonStep]:
@@ -121,7 +121,7 @@ class Program(Runner):
                         self._launch(on)
         finally:
             del keep
-            self._shown.clear()
+            self._bound.clear()
         return fetched
 
     def _launch(self, on: int) -> None:
@@ -167,7 +167,7 @@ class Program(Runner):
                 launch(on)
         finally:
             del keep
-            self._shown.clear()
+            self._bound.clear()
         return fetched
 
     def poison(self, buffer: Buffer) -> None:
@@ -181,7 +181,7 @@ class Program(Runner):
         if buffer.kind == "arena":
             start += max(buffer.offset, 0)
             return NDArray.from_block(self._arena, start, spec.shape, spec.dtype)
-        held = self._shown[buffer] if buffer in self._shown else self._fixed[buffer]
+        held = self._bound[buffer] if buffer in self._bound else self._fixed[buffer]
         if held.shape == spec.shape:
             return held
         start += held.data_address - held.block.address
@@ -199,14 +199,14 @@ class Program(Runner):
             place(planned.buffer, address)
             keep.append(held)
             if show:
-                self._shown[planned.buffer] = held
+                self._bound[planned.buffer] = held
         fetched = self._blank.copy()
         for j, k, arrays in self._outputs:
             fetched[k] = held = arrays.take(on)
             buffer = self._wanted[j].buffer
             place(buffer, held.data_address)
             if show:
-                self._shown[buffer] = held
+                self._bound[buffer] = held
         return fetched, keep
 
     def _feed(

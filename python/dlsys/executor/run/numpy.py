@@ -92,7 +92,7 @@ class NumpyRunner(Runner):
         return fetched
 
     def _bound(self, step: Step) -> tuple[Callable[..., None], list]:
-        """What runs a step, and its arguments."""
+        """The function that runs a step, and its arguments."""
         arguments: list[Any] = []
         for k, value in enumerate((*step.inputs, *step.workspace, *step.outputs)):
             arguments.append(None)

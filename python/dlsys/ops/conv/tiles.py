@@ -40,7 +40,7 @@ class Tiles(NamedTuple):
 
     @property
     def patch(self) -> Pair:
-        """What a window sees."""
+        """The extents that a window sees."""
         return self.size[0] + self.window - 1, self.size[1] + self.window - 1
 
     @property
@@ -107,7 +107,7 @@ class Scratch:
 
     @staticmethod
     def specs(tiles: Tiles, images: int) -> list[Spec]:
-        """What it takes for a batch: floats, and bytes."""
+        """The scratch for a batch: floats, and bytes."""
         t, count = tiles, tiles.chunk(images)
         pooled = t.filters * t.windows
         planes = t.channels * (t.plane[0] * t.plane[1] + t.positions * t.steps[0] * t.steps[1])

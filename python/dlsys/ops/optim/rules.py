@@ -40,7 +40,7 @@ class Rule:
     steady = False  # small changes of a gradient change its states a little, at zero too
 
     def constants(self, attrs: Attrs) -> dict[str, float]:
-        """What a step computes with, by the names that its kernels have for it."""
+        """The numbers that a step computes with, by the names that its kernels have for it."""
         return {}
 
     def apply(self, states: Sequence[Array], g: Array, s: Array, attrs: Attrs, now: Now) -> None:

@@ -1,4 +1,4 @@
-"""What objects look like in notebooks: the HTML that their `_repr_html_` gives.
+"""Objects in notebooks: the HTML that their `_repr_html_` gives.
 
 Each function takes the object and returns a fragment that needs nothing from elsewhere, has the
 colors of the notebook, light or dark, and a text for every picture.

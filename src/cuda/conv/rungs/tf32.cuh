@@ -1,4 +1,4 @@
-// What the tf32 convolutions share: input strips, the halo layout in which a tile keeps its input
+// The tf32 convolutions share this: input strips, the halo layout in which a tile keeps its input
 // in shared memory. Consecutive output positions read a contiguous run of a strip, shifted by every
 // kernel offset, so im2col is a shift and each input element is copied once, by cp.async. Arrays
 // are as in conv.cuh; padding is written as zeros. The copies of the strips limit convolutions of

@@ -57,6 +57,18 @@ __device__ __forceinline__ void Transform(const float (&in)[M::kCols][M::kCols],
 
 // ---- kernels ----
 
+// to[e * items] = element e of M in M^T
+template <class M>
+__device__ __forceinline__ void StoreTransform(const float (&in)[M::kCols][M::kCols], float* to,
+                                               int64_t items) {
+  float out[M::kRows][M::kRows];
+  Transform<M>(in, out);
+#pragma unroll
+  for (int i = 0; i < M::kRows; i++)
+#pragma unroll
+    for (int j = 0; j < M::kRows; j++) to[(i * M::kRows + j) * items] = out[i][j];
+}
+
 // to (e, planes, tiles) = M (tile) M^T; a tile is what M takes.
 template <class M, int kOut>
 __global__ void TilesKernel(const Tiles t, const float* x, float* to, int64_t items) {
@@ -65,7 +77,7 @@ __global__ void TilesKernel(const Tiles t, const float* x, float* to, int64_t it
     const int64_t n = tile / t.OfImage();
     const float* from = x + (n * t.Planes() + plane) * t.hw.h * t.hw.w;
     const int64_t top = t.from.h + at / t.tiles.w * kOut, left = t.from.w + at % t.tiles.w * kOut;
-    float in[M::kCols][M::kCols], out[M::kRows][M::kRows];
+    float in[M::kCols][M::kCols];
 #pragma unroll
     for (int i = 0; i < M::kCols; i++)
 #pragma unroll
@@ -74,11 +86,7 @@ __global__ void TilesKernel(const Tiles t, const float* x, float* to, int64_t it
         const bool inside = h >= 0 && h < t.hw.h && w >= 0 && w < t.hw.w;
         in[i][j] = inside ? from[h * t.hw.w + w] : 0.f;
       }
-    Transform<M>(in, out);
-#pragma unroll
-    for (int i = 0; i < M::kRows; i++)
-#pragma unroll
-      for (int j = 0; j < M::kRows; j++) to[(i * M::kRows + j) * items + item] = out[i][j];
+    StoreTransform<M>(in, to + item, items);
   }
 }
 
@@ -113,14 +121,10 @@ template <int kOut>
 __global__ void FiltersKernel(const float* f, bool rotated, float* to, int64_t items) {
   using M = WinogradFilter<kOut>;
   for (int64_t item = FirstItem(); item < items; item += ItemStep()) {
-    float in[3][3], out[M::kRows][M::kRows];
+    float in[3][3];
 #pragma unroll
     for (int k = 0; k < 9; k++) in[k / 3][k % 3] = f[item * 9 + (rotated ? 8 - k : k)];
-    Transform<M>(in, out);
-#pragma unroll
-    for (int i = 0; i < M::kRows; i++)
-#pragma unroll
-      for (int j = 0; j < M::kRows; j++) to[(i * M::kRows + j) * items + item] = out[i][j];
+    StoreTransform<M>(in, to + item, items);
   }
 }
 
@@ -163,7 +167,7 @@ void Products(const ConvCall& at, int64_t count, const Gemm& first) {
   RunBatchedGemm(at.op, batch, at.stream);
 }
 
-// What a correlation at stride 1 is told: x (n, groups, in) by filters to y (n, groups, out).
+// The arguments of a correlation at stride 1: x (n, groups, in) by filters to y (n, groups, out).
 struct Correlating {
   int64_t n, groups, in, out;
   HW in_hw, out_hw, from;

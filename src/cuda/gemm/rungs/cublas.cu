@@ -87,7 +87,7 @@ Handle MakeHandle(const char* op) {
   return handle;
 }
 
-// What cuBLAS documents for its own workspace: more from Hopper on.
+// The size that cuBLAS documents for its own workspace: more from Hopper on.
 int64_t WorkspaceNbytes(int device) { return int64_t(ComputeMajor(device) >= 9 ? 32 : 4) << 20; }
 
 }  // namespace
