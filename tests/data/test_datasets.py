@@ -362,7 +362,7 @@ class TestDataset(InFolder):
         dataset = data.Dataset(images, [0, 1, 2, 0, 1, 2], ["x", "y", "z"])
         part = dataset.subset([4, 1]).subset(slice(1, 2))
         self.assertEqual((part.labels.tolist(), part.images.tolist()), ([1], [[4, 5, 6, 7]]))
-        self.assertEqual(repr(part), "Dataset(1 images (4,) uint8, 3 classes)")
+        self.assertEqual(repr(part), "Dataset(1 samples (4,) uint8, 3 classes)")
         self.assertEqual(dataset.labels.dtype, np.int64)
         weights = data.Dataset(images, np.full((6, 2), 0.5))
         self.assertEqual(weights.labels.dtype, np.float32)

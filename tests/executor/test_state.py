@@ -344,7 +344,8 @@ class Moves:
         self.assertEqual(
             str(caught.exception),
             f"Parameter p lives on numpy and this executor runs on {self.ctx!r}; "
-            f"move it with p.to(ndarray.{self.ctx!r})",
+            f"move it with p.to(ndarray.{self.ctx!r}), or all of a model with "
+            f"model.to(ndarray.{self.ctx!r})",
         )
         np.testing.assert_array_equal(self.p.asnumpy(), [2, 3])
         np.testing.assert_array_equal(self.here.run()[0], [4, 6])

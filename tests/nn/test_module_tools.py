@@ -19,9 +19,9 @@ import numpy as np
 import dlsys as dl
 from dlsys import autodiff as ad
 from dlsys import functional as F
-from dlsys import nn, optim, train
+from dlsys import data, nn, optim, train
 from dlsys.dtypes import bfloat16
-from dlsys.errors import DataError, GraphError
+from dlsys.errors import DataError, DeviceError, GraphError
 from support import small_runs as small
 from support.devices import needs_torch
 
@@ -172,6 +172,21 @@ class Tools(unittest.TestCase):
         with self.assertRaises(IndexError):
             model[2] = a
 
+    def test_devices_have_names(self) -> None:
+        model, labels = mlp().to("numpy"), np.zeros(5, np.int64)
+        batches = data.Loader((X, labels), 5)
+        train.fit(model, batches, optim.SGD(0.1), ctx="numpy", quiet=True)
+        expected = train.evaluate(model, batches, ctx="numpy")
+        self.assertEqual(train.evaluate(model, batches), expected)
+        self.assertEqual(train.predict(model, X, ctx="numpy").shape, (5, 2))
+        self.assertIsNone(ad.Executor([ad.Variable("x")], "numpy").ctx)
+        model.to("gpu:1")
+        with self.assertRaisesRegex(GraphError, r"model\.to\(None\)"):
+            model(dl.tensor(X, "numpy")).numpy()
+        for call in (model.to, lambda name: train.predict(model, X, name)):
+            with self.assertRaisesRegex(DeviceError, "device is 'tpu', expected \"numpy\", \"cpu\""):
+                call("tpu")
+
     def test_slices_share_their_layers(self) -> None:
         model = mlp()
         self.assertIs(model[:1][0].weight, model[0].weight)
@@ -280,6 +295,14 @@ class Interop(unittest.TestCase):
         self.alike(ours, other)
 
     @needs_torch
+    def test_an_error_says_how_pytorchs_weights_are_loaded(self) -> None:
+        theirs = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Dropout(0.5))
+        ours = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5))
+        with self.assertRaisesRegex(DataError, "call nn.load_torch_state_dict"):
+            ours.load_state_dict(theirs.state_dict())
+        with self.assertRaisesRegex(DataError, "missing: 0.bias, 1.key, 1.step$"):
+            ours.load_state_dict({"0.weight": np.zeros((2, 4))})
+
     def test_state_of_dropout_stays(self) -> None:
         ours, theirs = self.pair()
         before = ours.state_dict()["3.key"]

@@ -352,7 +352,7 @@ class Construction(unittest.TestCase):
 class Devices(unittest.TestCase):
     def test_a_context_of_another_kind(self):
         x = ad.Variable("x")
-        for ctx in ("gpu", 0, cpu):
+        for ctx in ("tpu", 0, cpu):
             with self.subTest(ctx=ctx), self.assertRaises((DeviceError, TypeError)) as caught:
                 ad.Executor([x], ctx)
             self.assertRegex(str(caught.exception), "ndarray.cpu|context")

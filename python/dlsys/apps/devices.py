@@ -28,9 +28,7 @@ def choose_device(name: str) -> device.Context | None:
     better ones.
     """
     if name != "auto":
-        from ..eager.device import context_of
-
-        return context_of(name)
+        return device.context_of(name)
     ctx, reasons = device.best_context()
     for reason in reasons:
         print(f"not used: {reason}")

@@ -82,7 +82,8 @@ class Dataset:
 
     def __repr__(self) -> str:
         kinds = f", {len(self.classes)} classes" if self.classes else ""
-        return f"Dataset({len(self)} images {self.sample_shape} {self.dtype}{kinds})"
+        what = "images" if len(self.sample_shape) > 1 else "samples"
+        return f"Dataset({len(self)} {what} {self.sample_shape} {self.dtype}{kinds})"
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from ..errors import DeviceError
 from ..passes.precision import check_precision
-from ..runtime.device import Context, best_context, cpu, gpu
+from ..runtime.device import best_context, context_of
 from ..runtime.device import synchronize as wait
 from .engine import Engine
 
 Device = Any  # "numpy", "cpu", "gpu", "gpu:1", a Context, or None for the best there is
-
-_FORMS = '"numpy", "cpu", "gpu", "gpu:1" or a context such as ndarray.gpu(0)'
 
 
 class _OfThread(dict[Any, Engine]):
@@ -55,20 +52,6 @@ def engine_of(device: Device) -> Engine:
             engine.grad = _engines.grad
         _engines.of[device] = engine
     return engine
-
-
-def context_of(device: Device) -> Context | None:
-    """The context of a device by name; None for numpy. DeviceError for what names none."""
-    if isinstance(device, Context):
-        return device
-    if isinstance(device, str):
-        name, _, number = device.lower().partition(":")
-        known = {"cpu": cpu, "gpu": gpu, "cuda": gpu}
-        if name == "numpy" and not number:
-            return None
-        if name in known and (number.isdigit() or not number):
-            return known[name](int(number or 0))
-    raise DeviceError(f"device is {device!r}, expected {_FORMS}")
 
 
 def set_grad_enabled(value: bool) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, GraphError
+from ..errors import GraphError
 from ..fusion import FUSIONS, select
 from ..graph.collector import paused_collector
 from ..graph.infer import infer
@@ -22,7 +22,7 @@ from ..ndarray import NDArray
 from ..ops.leaf import Parameter, flush, unflushed
 from ..passes.pipeline import Options, Pass, arrange
 from ..passes.precision import check_precision
-from ..runtime.device import Context
+from ..runtime.device import Context, context_or_numpy
 from ..runtime.target import Target
 from ..settings import settings
 from .autocast import AUTOCAST
@@ -50,8 +50,9 @@ class Executor(Views):
     """Computes nodes of a graph.
 
     eval_node_list: the nodes to fetch. ctx: None for numpy, `ndarray.cpu(0)` or `ndarray.gpu(0)`
-    for native code. precision: fp32, or tf32 or 3xtf32 on GPUs with tensor cores, or bf16: products
-    and activations in bfloat16 beside Parameters of float32 (docs/precision.md). fusions: the
+    for native code, or the device's name, "gpu". precision: fp32, or tf32 or 3xtf32 on GPUs with
+    tensor cores, or bf16: products and activations in bfloat16 beside Parameters of float32
+    (docs/precision.md). fusions: the
     passes of `dlsys.fusion` to run, instead of those that DLSYS_FUSION leaves. backend: that of
     executors which never run at the same time; they share the memory of its arena. Plans are made
     once for each set of feed shapes and dtypes; a run after that allocates nothing. An executor
@@ -68,26 +69,22 @@ class Executor(Views):
     def __init__(
         self,
         eval_node_list: Sequence[Node],
-        ctx: Context | None = None,
+        ctx: Context | str | None = None,
         precision: str = "fp32",
         fusions: Sequence[Pass] | None = None,
         backend: Backend | None = None,
     ) -> None:
         if isinstance(eval_node_list, Node) or not isinstance(eval_node_list, Iterable):
             raise GraphError(f"Executor: expected a list of nodes to fetch, got {eval_node_list!r}")
-        if ctx is not None and not isinstance(ctx, Context):
-            raise DeviceError(
-                f"Executor: ctx is {ctx!r}, expected None, ndarray.cpu(0) or ndarray.gpu(0)"
-            )
         self.eval_node_list = list(eval_node_list)
         for node in self.eval_node_list:
             _check_fetch(node)
-        self.ctx = ctx
+        self.ctx = context_or_numpy(ctx)
         self.precision = check_precision(precision)
         self._fusions = fusions
         self.topo_order = find_topo_sort(self.eval_node_list)
         self.recorder: Any = None  # a profile.Profile that times every step of every run
-        self._feeds = Feeds(self.topo_order, ctx)
+        self._feeds = Feeds(self.topo_order, self.ctx)
         self._parameters = [node for node in self.topo_order if isinstance(node, Parameter)]
         self._draws: Parameter | None = None  # what `draws` counts, where something is drawn
         if any(node.op.random for node in self.topo_order):
@@ -98,7 +95,7 @@ class Executor(Views):
         self._running = threading.Lock()
         self._changes = Node.changes
         self._warned_of_plans = False
-        self._backend: Backend = backend or backend_of(ctx)
+        self._backend: Backend = backend or backend_of(self.ctx)
         self._count_from_here()
 
     # ---- running ----

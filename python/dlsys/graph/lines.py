@@ -36,9 +36,11 @@ def current_line() -> tuple[str, int, bool]:
     line = getattr(_building, "line", None)
     if line is not None:
         return line
-    frame = sys._getframe(2)
+    inner = frame = sys._getframe(2)
     while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
-        frame = frame.f_back
+        inner, frame = frame, frame.f_back
+    if frame.f_code.co_filename.startswith("<frozen"):  # `python -m dlsys`, whose lines are ours
+        frame = inner
     return frame.f_code.co_filename, frame.f_lineno, False
 
 

@@ -328,7 +328,10 @@ class Module:
 
     # ---- state ----
     def to(self: Self, ctx: Any) -> Self:
-        """Moves all state to another device (None for numpy)."""
+        """Moves all state to another device.
+
+        ctx: None for numpy, a context, or a name such as "gpu". DeviceError for what names none.
+        """
         for _, state in self.named_state():
             state.to(ctx)
         return self

@@ -311,7 +311,11 @@ class Parameter(Node):
         return import_module("dlsys.eager.tensor").tensor_of(self)
 
     def to(self, ctx: Any) -> None:
-        """Moves the storage to another device (None for numpy); executors there then use it."""
+        """Moves the storage to another device; executors there then use it.
+
+        ctx: None for numpy, a context, or a name such as "gpu". DeviceError for what names none.
+        """
+        ctx = import_module("dlsys.runtime.device").context_or_numpy(ctx)
         if unflushed:
             flush()
         value = self.asnumpy()

@@ -9,7 +9,7 @@ import threading
 import types
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
-from dlsys.errors import DlsysError, OutOfMemoryError
+from dlsys.errors import DeviceError, DlsysError, OutOfMemoryError
 from dlsys.runtime.interface import interface
 from dlsys.runtime.library import (
     DL_CPU,
@@ -91,6 +91,30 @@ def cpu(id: int = 0) -> Context:
 def gpu(id: int = 0) -> Context:
     """NVIDIA GPU number `id`."""
     return Context(DL_GPU, id)
+
+
+def context_of(device: Any) -> Context | None:
+    """The context of a device by name: "cpu", "gpu", "gpu:1"; None for numpy. A context is itself.
+    DeviceError for what names none.
+    """
+    if isinstance(device, Context):
+        return device
+    if isinstance(device, str):
+        name, _, number = device.lower().partition(":")
+        known = {"cpu": cpu, "gpu": gpu, "cuda": gpu}
+        if name == "numpy" and not number:
+            return None
+        if name in known and (number.isdigit() or not number):
+            return known[name](int(number or 0))
+    raise DeviceError(
+        f'device is {device!r}, expected "numpy", "cpu", "gpu", "gpu:1" or a context such as '
+        "ndarray.gpu(0)"
+    )
+
+
+def context_or_numpy(device: Context | str | None) -> Context | None:
+    """`context_of` where None is numpy, as for what runs graphs."""
+    return None if device is None else context_of(device)
 
 
 def _call(name: str, *arguments: Any) -> None:

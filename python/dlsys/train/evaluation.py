@@ -18,7 +18,7 @@ from ..dtypes import host
 from ..errors import DataError, GraphError, ShapeError
 from ..nn import Module
 from ..ops.leaf import home_of
-from ..runtime.device import Context
+from ..runtime.device import Context, context_of
 from .metrics import Metric, several, suiting
 from .source import source_of
 from .totals import Totals
@@ -30,8 +30,8 @@ def inputs_of(data: Any) -> tuple[ad.Node, ...]:
     """The nodes of a loader. DataError for what is none."""
     if not hasattr(data, "inputs"):
         raise DataError(
-            f"expected a Loader of batches, got {type(data).__name__}; make one of arrays: "
-            "Loader((images, labels), batch_size)"
+            f"expected a Loader of batches, got {type(data).__name__}; make one of a Dataset or "
+            "of arrays: Loader((images, labels), batch_size)"
         )
     return tuple(data.inputs())
 
@@ -118,7 +118,7 @@ class Evaluator:
         data: Any,
         metrics: Sequence[Metric] | None,
         loss: Loss,
-        ctx: Context | None,
+        ctx: Context | str | None,
         precision: str = "fp32",
     ) -> None:
         inputs_of(data)
@@ -144,11 +144,16 @@ class Evaluator:
         return self._totals.figures(self._totals.take())
 
 
+def _context(ctx: Context | str | None, model: Module) -> Context | None:
+    """Where a graph of a model runs: where it was asked for, else where its Parameters are."""
+    return home_of(model) if ctx is None else context_of(ctx)
+
+
 def evaluate(
     model: Module,
     data: Any,
     metrics: Sequence[Metric] | None = None,
-    ctx: Context | None = None,
+    ctx: Context | str | None = None,
     loss: Loss = F.cross_entropy,
     precision: str = "fp32",
 ) -> dict[str, Any]:
@@ -166,13 +171,13 @@ def evaluate(
     >>> sorted(train.evaluate(model, batches))
     ['accuracy', 'loss']
     """
-    return Evaluator(model, data, metrics, loss, ctx or home_of(model), precision).run()
+    return Evaluator(model, data, metrics, loss, _context(ctx, model), precision).run()
 
 
 def predict(
     model: Module,
     inputs: Any,
-    ctx: Context | None = None,
+    ctx: Context | str | None = None,
     batch_size: int = 1000,
     precision: str = "fp32",
 ) -> Any:
@@ -209,7 +214,7 @@ def predict(
             with model.in_mode(training=False):
                 output = model(*nodes) if named is None else model(**named)
             outputs = _several_of(model, output)
-            executor = ad.Executor(outputs, ctx or home_of(model), precision)
+            executor = ad.Executor(outputs, _context(ctx, model), precision)
         batch = executor.run(dict(zip(nodes, arrays)), convert_to_numpy_ret_vals=True)
         batches.append([_rows(x, len(arrays[0])) for x in batch])
     joined = [np.concatenate(parts) for parts in zip(*batches)]

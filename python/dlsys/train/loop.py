@@ -29,7 +29,7 @@ def fit(
     epochs: int = 1,
     *,
     validation: Any = None,
-    ctx: Context | None = None,
+    ctx: Context | str | None = None,
     metrics: Sequence[Metric] | None = None,
     callbacks: Sequence[Callback] = (),
     log_every: int = 50,
@@ -48,7 +48,7 @@ def fit(
     mean loss of the batch; None is cross_entropy. validation: a Loader, over which the loss and
     metrics are measured after each epoch as val_*. metrics: None is what means something for the
     loss, see train.metrics.suiting: accuracy, binary_accuracy or nothing. ctx: None for numpy,
-    `ndarray.cpu(0)`, `ndarray.gpu(0)`. log_every: steps between two readings of the loss; between
+    `ndarray.cpu(0)`, `ndarray.gpu(0)`, or the device's name, such as `dl.best_device()`. log_every: steps between two readings of the loss; between
     them nothing leaves the device, but for what callbacks ask. parameters: what to train, or the
     optimizer's groups; by default `model.parameters()`. resume: a checkpoint, or the folder of one,
     to go on from; the run then ends with the same bits as one that was never interrupted on this

@@ -17,7 +17,7 @@ from ..data.description import DataDescription
 from ..errors import DataError
 from ..interrupts import Interrupts
 from ..nn import Module
-from ..runtime.device import Context
+from ..runtime.device import Context, context_or_numpy
 from . import schema
 from .callback import Callback
 from .checkpoint import Saved
@@ -44,7 +44,7 @@ class TrainingRun:
         optimizer: Any,
         loss: Loss,
         epochs: int,
-        ctx: Context | None,
+        ctx: Context | str | None,
         metrics: Sequence[Metric] | None,
         callbacks: Sequence[Callback],
         log_every: int,
@@ -54,7 +54,7 @@ class TrainingRun:
         self.precision = precision
         self.model, self.data, self.optimizer = model, data, optimizer
         self.loss, self.callbacks = loss, tuple(callbacks)
-        self.epochs, self.ctx = epochs, ctx
+        self.epochs, self.ctx = epochs, context_or_numpy(ctx)
         self.history = History()
         self.epoch = self.batch = self.step = 0
         self.outcome = ""

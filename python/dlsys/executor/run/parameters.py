@@ -58,7 +58,7 @@ def check_home(parameter: Parameter, ctx: Context | None) -> None:
         target = f"ndarray.{ctx!r}" if ctx is not None else "None"
         raise GraphError(
             f"Parameter {parameter.name} lives on {where} and this executor runs on {here}; "
-            f"move it with {parameter.name}.to({target})"
+            f"move it with {parameter.name}.to({target}), or all of a model with model.to({target})"
         )
 
 
