@@ -196,7 +196,9 @@ def main() -> None:
             }  # fmt: skip
             works.append({"shape": list(shape), "precision": precision, "times": times})
     version = contestants["torch"].ready["version"] if "torch" in contestants else None
+    disturbed = {system: each.disturbed for system, each in contestants.items()}
     for each in contestants.values():
         each.close()
     name = "attention" if device == "gpu" else "attention_cpu"
-    print(measure.save(name, options, {"works": works, "torch": version}))
+    results = {"works": works, "torch": version, "disturbed_turns": disturbed}
+    print(measure.save(name, options, results))
