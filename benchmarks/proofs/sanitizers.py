@@ -11,8 +11,8 @@ from typing import Any
 
 from proofs.part import FEW_THREADS, ROOT, Part, brief
 
-# Which tests each tool runs, one of them in two parts side by side; one launch under a tool takes up
-# to a hundred times as long.
+# Which tests each tool runs, one of them in two parts side by side; one launch under a tool takes
+# up to a hundred times as long.
 OPERATORS = "*GpuOperators*_values"
 SHARED_MEMORY = (
     *("matmul*", "batched_matmul", "*softmax*", "sum", "mean", "reducesumaxiszero", "transpose"),
