@@ -1,8 +1,8 @@
 // The convolution algorithms of the GPU and their common interface. Arrays are float32, NCHW
 // (filters O, C / groups, H, W), contiguous, and overlap nowhere. Each algorithm has a forward
-// pass, a data gradient and a filter gradient; its file in rungs/ names what limits it. In the order
-// of reading: naive.cu, im2col.cu, implicit_gemm.cu, tf32.cu, depthwise.cu, winograd.cu, fft.cu,
-// cudnn.cu; heuristic.cu ranks them, conv.cu is the ladder.
+// pass, a data gradient and a filter gradient; its file in rungs/ names what limits it. In the
+// order of reading: naive.cu, im2col.cu, implicit_gemm.cu, tf32.cu, depthwise.cu, winograd.cu,
+// fft.cu, cudnn.cu; heuristic.cu ranks them, conv.cu is the ladder.
 #pragma once
 #include <string>
 #include <vector>

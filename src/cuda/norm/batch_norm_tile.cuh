@@ -313,8 +313,8 @@ void RunSumsOf(const char* op, DLContext ctx, const Channels& shape, const Chann
   };
   tiling.vectorized ? run(PartialSumsKernel<4, Op>) : run(PartialSumsKernel<1, Op>);
   if (!arrived)
-    LaunchClusters(op, TotalsKernel<Op>, (unsigned)tiling.tiles, 1, kThreads, 0, pdl, stream,
-                   shape, tiling, body);
+    LaunchClusters(op, TotalsKernel<Op>, (unsigned)tiling.tiles, 1, kThreads, 0, pdl, stream, shape,
+                   tiling, body);
 }
 
 // ---- maps ----
