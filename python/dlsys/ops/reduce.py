@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments.kinds import Axes, Bool, DType, Int
+from ..arguments.kinds import Axes, Bool, DType, Int, Name
 from ..arguments.signature import Signature, declared
 from ..dtypes import is_narrow
 from ..graph.node import Node, Op
@@ -46,8 +46,9 @@ class SumOp(Op):
     tolerance = 1e-4
     autocast = "sum"
     signature = Signature(
-        "x", axis=Axes(None, also="axes"), keepdims=Bool(False), dtype=DType(None, omitted=True)
-    )
+        "x", axis=Axes(None, also="axes"), keepdims=Bool(False), name=Name(),
+        dtype=DType(None, omitted=True),
+    )  # fmt: skip
 
     def __init__(self, mean: bool = False) -> None:
         self._mean = mean
