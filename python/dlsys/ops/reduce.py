@@ -70,11 +70,13 @@ class SumOp(Op):
         else:
             made = _sum_spec(specs[0], tuple(shape))
         wanted = node.attrs.get("dtype", made.dtype)
-        if wanted != made.dtype and not (is_narrow(made.dtype) and wanted == FLOAT32):
+        if made.dtype is None or wanted == made.dtype:
+            return made
+        if wanted != FLOAT32 or made.dtype.kind != "f":
             raise node.error(
                 f"dtype is {wanted}, expected {made.dtype}, or float32 for floats of 16 bits"
             )
-        return made._replace(dtype=wanted)
+        return made._replace(dtype=wanted) if is_narrow(made.dtype) else made
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, y = arrays
