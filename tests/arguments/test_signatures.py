@@ -266,7 +266,7 @@ class Items(Refused):
             (lambda: ad.copy_op(x, y), r"copy: takes 1 input \(x\), got 2"),
             (lambda: ad.pow_op(x), r"pow: takes 2 inputs \(a, b\), got 1"),
             (lambda: ad.sum_op(x, y), r"sum: takes 1 input \(x\), got 2"),
-            (lambda: ad.sum_op(x, 0, True, None, "n", 5), "sum: takes 5 arguments, got 6"),
+            (lambda: ad.sum_op(x, 0, True, "n", "float32", 6), "sum: takes 5 arguments, got 6"),
             (lambda: ad.add_op(x, a=y), "add: a is given twice"),
             (lambda: ad.concat(x), "concat: nodes must be a sequence of nodes, got the node x"),
             (lambda: ad.where_op(True, 9, x), "where: condition is the Python bool True; compare"),

@@ -224,6 +224,13 @@ class Devices(unittest.TestCase):
             self.assertIn("16 bits: ", str(executor.report()))
             self.assertIsNone(Network("dense").executor(ctx, "fp32").report().plans or None)
 
+    def test_each_step_is_what_numpy_computes_of_the_same(self) -> None:
+        for kind in KINDS:
+            for ctx in native_contexts():
+                with self.subTest(kind=kind, ctx=ctx):
+                    net = Network(kind)
+                    net.executor(ctx).check(net.feeds)
+
     def test_random_numbers_are_those_of_float32(self) -> None:
         def kept(ctx: Context | None, precision: str) -> np.ndarray:
             x = ad.Variable("x", (40, 8), np.float32)

@@ -238,4 +238,4 @@ def _run(fetches: Sequence[Node], options: Options) -> list[Node]:
     return autocast(fetches, options.target)
 
 
-AUTOCAST = Pass("autocast", _run, position=2, when=lambda options: options.precision == "bf16")
+AUTOCAST = Pass("autocast", _run, position=5, when=lambda options: options.precision == "bf16")

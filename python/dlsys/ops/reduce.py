@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments.kinds import Axes, Bool, DType, Int
+from ..arguments.kinds import Axes, Bool, DType, Int, Name
 from ..arguments.signature import Signature, declared
 from ..dtypes import is_narrow
 from ..graph.node import Node, Op
@@ -46,8 +46,9 @@ class SumOp(Op):
     tolerance = 1e-4
     autocast = "sum"
     signature = Signature(
-        "x", axis=Axes(None, also="axes"), keepdims=Bool(False), dtype=DType(None, omitted=True)
-    )
+        "x", axis=Axes(None, also="axes"), keepdims=Bool(False), name=Name(),
+        dtype=DType(None, omitted=True),
+    )  # fmt: skip
 
     def __init__(self, mean: bool = False) -> None:
         self._mean = mean
@@ -69,11 +70,13 @@ class SumOp(Op):
         else:
             made = _sum_spec(specs[0], tuple(shape))
         wanted = node.attrs.get("dtype", made.dtype)
-        if wanted != made.dtype and not (is_narrow(made.dtype) and wanted == FLOAT32):
+        if made.dtype is None or wanted == made.dtype:
+            return made
+        if wanted != FLOAT32 or made.dtype.kind != "f":
             raise node.error(
                 f"dtype is {wanted}, expected {made.dtype}, or float32 for floats of 16 bits"
             )
-        return made._replace(dtype=wanted)
+        return made._replace(dtype=wanted) if is_narrow(made.dtype) else made
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, y = arrays
