@@ -24,6 +24,12 @@ class InferenceProgram:
 
     Shapes of samples may change from call to call; each has a graph of its own. `buckets` are the
     batches that are planned for, ascending; None plans for each batch as it comes.
+
+    model: what is computed, of which it has a copy. ctx: where.
+
+    >>> program = dl.infer(nn.MLP((4, 3), seed=0), buckets=(8, 1))
+    >>> program.buckets, program(np.ones((20, 4))).shape
+    ((1, 8), (20, 3))
     """
 
     __repr__ = described
@@ -38,9 +44,11 @@ class InferenceProgram:
     def __call__(self, *inputs: Any) -> Any:
         """The model's output for a batch: an array, or a tuple of several.
 
-        inputs: arrays or Tensors, samples along axis 0. ShapeError where they differ in number.
+        inputs: arrays or Tensors, samples along axis 0; float64 is taken as float32. ShapeError
+        where they differ in number.
         """
         arrays = [x.numpy() if isinstance(x, Tensor) else np.asarray(x) for x in inputs]
+        arrays = [x.astype(np.float32) if x.dtype == np.float64 else x for x in arrays]
         counts = {x.shape[:1] for x in arrays}
         if len(counts) != 1 or () in counts:
             shapes = ", ".join(str(x.shape) for x in arrays) or "nothing"
@@ -84,10 +92,8 @@ class _Entry:
     """The folded graph for samples of one shape, and its executor, which plans for each batch."""
 
     def __init__(self, model: Module, ctx: Any, arrays: Sequence[np.ndarray]) -> None:
-        dtypes = [np.float32 if x.dtype == np.float64 else x.dtype for x in arrays]
         self._inputs = [
-            Variable(f"x{k}", (None, *x.shape[1:]), dtype)
-            for k, (x, dtype) in enumerate(zip(arrays, dtypes))
+            Variable(f"x{k}", (None, *x.shape[1:]), x.dtype) for k, x in enumerate(arrays)
         ]
         with model.in_mode(False):
             made = model(*self._inputs)
