@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+from . import text
 from .augment import Augmentation, Compose, Crop, Cutout, Flip, Mixup, Shift
 from .cifar import cifar10_sets, read_cifar
 from .color import CenterCrop, ColorJitter, RandomResizedCrop, Resize
@@ -23,7 +24,6 @@ from .normalize import Normalization
 from .resident import DeviceLoader
 from .sample_rng import SampleRng
 from .samples import Samples, SampleSequence, as_samples
-from . import text
 from .split import balanced_weights, split
 from .warp import Rotate, Scale
 

@@ -8,5 +8,6 @@ DLSYS_NVTX=1 names every step of a run for NVIDIA's profilers, at no cost when i
 """
 
 from .counters import Counters, counters
+from .products import product_flops
 from .table import Profile, Row
 from .trace import Trace

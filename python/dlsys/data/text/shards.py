@@ -202,6 +202,7 @@ class TokenLoader:
                 f"{length}; take smaller batches, shorter sequences or more text"
             )
         self._steps = steps or self._batches
+        self._order: tuple[int, Array] = (-1, np.arange(0))
         self._inputs = tuple(
             Variable(name, (batch_size, length), np.int64) for name in ("tokens", "targets")
         )
@@ -234,9 +235,15 @@ class TokenLoader:
         chosen = np.arange(at * self.batch_size, (at + 1) * self.batch_size)
         offset = 0
         if self.shuffle:
-            chosen = epoch_order(self._count, self.seed, turn)[chosen]
+            chosen = self._order_of(turn)[chosen]
             offset = int(np.random.default_rng((self.seed, turn)).integers(self.length))
         starts = chosen * self.length + offset
         rows = np.stack([np.asarray(self.tokens[a : a + self.length + 1]) for a in starts])
         rows = rows.astype(np.int64, copy=False)
         return rows[:, :-1], rows[:, 1:]
+
+    def _order_of(self, turn: int) -> Array:
+        """The order of the sequences in a pass; the last one is remembered."""
+        if self._order[0] != turn:
+            self._order = (turn, epoch_order(self._count, self.seed, turn))
+        return self._order[1]

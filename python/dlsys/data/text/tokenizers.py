@@ -189,9 +189,7 @@ def _one_of(folder: Path, *names: str) -> Path:
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise DataError(
-        f"{folder} has no {' and no '.join(names)}, which GPT-2's tokenizer consists of"
-    )
+    raise DataError(f"{folder} has no {' and no '.join(names)}, which GPT-2's tokenizer needs")
 
 
 def _vocabulary(path: Path) -> dict[str, int]:

@@ -15,6 +15,8 @@ from ...ops.leaf import home_of
 from ...runtime.device import Context
 from .gpt import GPT
 
+Tokens = Sequence[int] | np.ndarray
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -87,8 +89,7 @@ class Decoder:
         config = model.config
         shape = (1, config.heads, config.context, config.head_size)
         self._memory = [
-            tuple(ad.Parameter(np.zeros(shape, np.float32), name, trainable=False) for name in "kv")
-            for _ in range(config.layers)
+            (_zeros("keys", shape), _zeros("values", shape)) for _ in range(config.layers)
         ]
         self._programs: dict[int, tuple[ad.Executor, ad.Node, ad.Node]] = {}
 
@@ -96,7 +97,7 @@ class Decoder:
         """Forgets all tokens."""
         self.tokens = []
 
-    def read(self, tokens: Sequence[int]) -> np.ndarray:
+    def read(self, tokens: Tokens) -> np.ndarray:
         """Reads further tokens; the logits (vocabulary,) float32 of the one that follows. DataError
         for none.
         """
@@ -115,7 +116,7 @@ class Decoder:
 
     def generate(
         self,
-        prompt: Sequence[int],
+        prompt: Tokens,
         count: int,
         sampling: Sampling | None = None,
         seed: int | np.random.Generator = 0,
@@ -157,3 +158,7 @@ class Decoder:
         ]
         update = ad.group_op(*stored, name="remember")
         return ad.Executor([logits, update], ctx=self.ctx), tokens, start
+
+
+def _zeros(name: str, shape: tuple[int, ...]) -> ad.Parameter:
+    return ad.Parameter(np.zeros(shape, np.float32), name, trainable=False)

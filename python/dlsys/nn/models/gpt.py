@@ -5,7 +5,7 @@ checkpoints. Radford et al., "Language models are unsupervised multitask learner
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from ...errors import DataError, GraphError
 from ...functional.record import optional, recorded
 from ...graph.lines import where
 from ...init import Rng, generator, normal
+from ...ops.elementwise import as_node, cast_like_op
 from ..layers import Embedding, Linear
 from ..module import Module
 from ..norm import LayerNorm, RMSNorm
@@ -31,8 +32,9 @@ _WORDS = {
 }
 _ROTARY_BASE = 10_000.0
 # GPT-2's public checkpoints store these weights as (inputs, outputs), for x @ weight.
-_STORED_TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight")
-_STORED_TRANSPOSED += ("mlp.c_proj.weight",)
+_STORED_TRANSPOSED = (
+    "attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight",
+)  # fmt: skip
 _BUFFERS = (".attn.bias", ".attn.masked_bias")  # constant masks that old files carry
 
 
@@ -98,7 +100,7 @@ class GPTConfig:
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 class Memory(NamedTuple):
@@ -125,7 +127,7 @@ def attend(
 @recorded
 def _weights(q: Node, k: Node, visible: Node | None = None) -> Node:
     scores = F.matmul(q * (1 / math.sqrt(q.shape[-1])), k, transpose_b=True)
-    seen = optional(visible)
+    seen: Any = optional(visible)
     if seen is None:
         seen = np.tril(np.ones((q.shape[2], k.shape[2]), bool))
     return F.softmax(F.where(seen, scores, -math.inf), -1)
@@ -154,8 +156,10 @@ def rotate(x: Node, context: int, start: Node | None = None) -> Node:
     """
     half = x.shape[-1] // 2
     angles = np.arange(context)[:, None] / _ROTARY_BASE ** (np.arange(half) / half)
-    dtype = np.float64 if x.dtype == np.float64 else np.float32
-    cos, sin = (_rows(wave(angles).astype(dtype), x.shape[2], start) for wave in (np.cos, np.sin))
+    cos, sin = (
+        cast_like_op(_rows(as_node(wave(angles)), x.shape[2], start), x)
+        for wave in (np.cos, np.sin)
+    )
     a, b = x[..., :half], x[..., half:]
     return F.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
@@ -304,7 +308,7 @@ class GPT(Module):
         return self._logits(x)
 
     def cached(
-        self, tokens: Node, start: Node, memory: list[tuple[Node, Node]]
+        self, tokens: Node, start: Node, memory: Sequence[tuple[Node, Node]]
     ) -> tuple[Node, list[tuple[Node, Node]]]:
         """The logits (N, vocabulary) behind the last of tokens (N, L) at the positions from `start`
         on, and the memory with their keys and values: what generation computes for new tokens.

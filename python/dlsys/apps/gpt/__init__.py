@@ -1,0 +1,1 @@
+"""`dlsys gpt`: trains a GPT on text, writes with it, and measures it."""

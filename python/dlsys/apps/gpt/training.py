@@ -1,0 +1,241 @@
+"""Trains a GPT: its text, its run, and what a run prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import functional as F
+from ... import nn, optim, profile, train
+from ...data import text
+from ...errors import DataError
+from ...files import make_folder, opened, replacing
+from ...learn.gemm import limit_of
+from ...runtime.device import Context, device_name
+from ...train import schema
+from ..usage import UsageError
+
+_MODEL = ("layers", "heads", "features", "context", "dropout", "positions", "norm", "mlp")
+_MOST_SAMPLED = 200  # tokens of a sample while it trains
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A run's settings, which `run.json` has. `steps` are updates, `every` those between
+    validations, `accumulate` the batches of one; `lr` grows over `warmup` updates and falls to a
+    tenth along a cosine.
+    """
+
+    tokenizer: str = "char"
+    max_bytes: int = 20_000_000
+    layers: int = 4
+    heads: int = 4
+    features: int = 128
+    context: int = 64
+    dropout: float = 0.0
+    positions: str = "learned"
+    norm: str = "layer"
+    mlp: str = "gelu"
+    steps: int = 2000
+    every: int = 200
+    batch_size: int = 12
+    accumulate: int = 1
+    lr: float = 1e-3
+    warmup: int = 100
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    seed: int = 0
+    prompt: str = "def "
+    tokens: int = _MOST_SAMPLED
+
+    @property
+    def epochs(self) -> int:
+        """How often the run validates; `steps` are rounded up to a multiple of `every`."""
+        return -(-self.steps // self.every)
+
+
+def run(options: argparse.Namespace, ctx: Context | None) -> None:
+    """Trains a new model, or goes on with a run. KeyboardInterrupt, after Ctrl-C, says what was
+    done.
+    """
+    folder = options.folder
+    settings = _resumed(folder, options) if options.resume else _begun(folder, options)
+    tokens = {part: text.Tokens(folder / "tokens", part) for part in ("train", "validation")}
+    model = nn.GPT(_config(settings, tokens["train"].tokenizer.vocabulary), seed=settings.seed)
+    batch = settings.batch_size, settings.context
+    data = text.TokenLoader(
+        tokens["train"], *batch, settings.every * settings.accumulate, shuffle=True,
+        seed=settings.seed,
+    )  # fmt: skip
+    lines = Lines(settings, tokens["train"].tokenizer)
+    train.fit(
+        model,
+        data,
+        optimizer_of(settings),
+        F.cross_entropy,
+        settings.epochs,
+        validation=text.TokenLoader(tokens["validation"], *batch),
+        ctx=ctx,
+        metrics=(),
+        callbacks=[train.Checkpoint(folder), train.JsonLog(folder / "log.jsonl"), lines],
+        log_every=max(settings.every * settings.accumulate // 10, 1),
+        parameters=nn.decay_groups(model, settings.weight_decay),
+        resume=folder if options.resume else None,
+    )
+
+
+def optimizer_of(settings: Settings) -> optim.Optimizer:
+    """AdamW along a cosine to a tenth of the rate, after a warm-up."""
+    total = settings.epochs * settings.every
+    warmup = min(settings.warmup, max(total // 10, 1))
+    cosine = optim.Cosine(settings.lr, max(total - warmup, 1), settings.lr / 10)
+    return optim.AdamW(
+        optim.Warmup(cosine, warmup, 1 / warmup),
+        beta2=0.99,
+        weight_decay=settings.weight_decay,
+        clip_norm=settings.clip or None,
+        accumulate=settings.accumulate,
+    )
+
+
+def _config(settings: Settings, vocabulary: int) -> nn.GPTConfig:
+    given = {name: getattr(settings, name) for name in _MODEL}
+    return nn.GPTConfig(vocabulary=vocabulary, **given)
+
+
+# ---- the folder of a run ----
+def _begun(folder: Path, options: argparse.Namespace) -> Settings:
+    """The settings of a new run, whose text is tokens in its folder then."""
+    if (folder / "last.safetensors").exists():
+        raise UsageError(
+            f"{folder} has a run: go on with it, train {folder} --resume, or choose another folder"
+        )
+    names = [field.name for field in fields(Settings)]
+    given = {name: getattr(options, name) for name in names}
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    settings = replace(settings, every=min(settings.every, settings.steps))
+    make_folder(folder)
+    documents = _documents(options, settings)
+    tokenizer = _tokenizer(settings.tokenizer, documents)
+    _config(settings, tokenizer.vocabulary)  # refuses sizes before the text is written
+    text.write_tokens(folder / "tokens", documents, tokenizer)
+    with replacing(folder / "run.json") as file:
+        file.write(json.dumps(asdict(settings), indent=1).encode())
+    return settings
+
+
+def _resumed(folder: Path, options: argparse.Namespace) -> Settings:
+    """The settings of the run in a folder. UsageError for options that differ from them."""
+    path = folder / "run.json"
+    try:
+        with opened(path) as file:
+            found = json.loads(file.read())
+    except OSError as error:
+        raise DataError(f"{folder} has no run to go on with: {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {error}") from None
+    numbers = {"int": schema.integer(0), "float": schema.number(0), "str": schema.text}
+    wanted = {field.name: numbers[str(field.type)] for field in fields(Settings)}
+    schema.check(str(path), found, schema.fields(**wanted))
+    settings = Settings(**{name: found[name] for name in wanted})
+    for name, value in asdict(settings).items():
+        if getattr(options, name) not in (None, value):
+            raise UsageError(
+                f"the run in {folder} has --{name.replace('_', '-')} {value}, not "
+                f"{getattr(options, name)}: leave it out, or begin another run"
+            )
+    return settings
+
+
+def _documents(options: argparse.Namespace, settings: Settings) -> list[text.Document]:
+    limit = settings.max_bytes
+    if options.text:
+        return list(text.text_files(options.text, options.max_bytes))
+    return list(text.python_library(limit))
+
+
+def _tokenizer(name: str, documents: list[text.Document]) -> text.Tokenizer:
+    if name == "byte":
+        return text.ByteTokenizer()
+    if name == "char":
+        return text.CharTokenizer.of(document.text for document in documents)
+    return text.GPT2Tokenizer(name)
+
+
+# ---- what a run prints ----
+class Lines(train.Progress):
+    """A line for each validation: losses, rate, tokens a second, and the use of the chip's peak
+    where that is known, else the rate of its products; then a sample.
+    """
+
+    def __init__(self, settings: Settings, tokenizer: text.Tokenizer) -> None:
+        super().__init__("tokens")
+        self._settings, self._tokenizer = settings, tokenizer
+        self._flops_per_token = 0.0
+        self._peak: float | None = None
+        self._decoder: nn.Decoder | None = None
+
+    def on_start(self, run: train.Run) -> None:
+        model: Any = run.model
+        per_batch = profile.product_flops(run.executor.eval_node_list)
+        self._flops_per_token = per_batch / (run.data.batch_size * run.data.length)
+        name = device_name(run.ctx) if run.ctx is not None else "numpy"
+        peak = limit_of(name, run.executor.precision)
+        self._peak = None if peak is None else peak * 1e12
+        self._decoder = nn.Decoder(model, run.ctx)
+        print(
+            f"{model.num_parameters():,} parameters, {len(run.data.tokens):,} tokens of "
+            f"{self._tokenizer.vocabulary}, {self._flops_per_token / 1e6:,.2f} MFLOP a token, on "
+            f"{run.ctx or 'numpy'} ({name})",
+            flush=True,
+        )
+        if run.step:
+            print(f"going on after {run.step // self._settings.accumulate} steps", flush=True)
+
+    def on_epoch_end(self, run: train.Run, record: dict[str, Any]) -> None:
+        super().on_epoch_end(run, record)
+        rate = record["samples_per_second"] * run.data.length
+        record["tokens_per_second"] = rate
+        record["flops_per_second"] = rate * self._flops_per_token
+        if self._peak:
+            record["mfu"] = record["flops_per_second"] / self._peak
+
+    def on_record(self, run: train.Run, record: dict[str, Any]) -> None:
+        used = f"{record['flops_per_second'] / 1e9:,.1f} GFLOP/s"
+        if "mfu" in record:
+            used = f"MFU {record['mfu']:.1%}"
+        done = record["step"] // self._settings.accumulate
+        print(
+            f"step {done}/{self._settings.epochs * self._settings.every}",
+            f"loss {record['loss']:.4f}",
+            f"val_loss {record['val_loss']:.4f}",
+            f"lr {record['lr']:.2e}",
+            f"{record['tokens_per_second']:,.0f} tokens/s",
+            used,
+            sep="  ",
+            flush=True,
+        )
+        print(f"  {self._sample(record['epoch'])!r}", flush=True)
+
+    def _sample(self, number: int) -> str:
+        """What the model writes by now; equal seeds write the same."""
+        assert self._decoder is not None
+        self._decoder.reset()
+        prompt = prompt_of(self._tokenizer, self._settings.prompt)
+        rng = np.random.default_rng((self._settings.seed, number))
+        drawn = self._decoder.generate(
+            prompt, min(self._settings.tokens, _MOST_SAMPLED), nn.Sampling(0.8), rng
+        )
+        return self._settings.prompt + "".join(self._tokenizer.stream(drawn))
+
+
+def prompt_of(tokenizer: text.Tokenizer, prompt: str) -> np.ndarray:
+    """The tokens of a prompt; of an empty one the token between documents, behind which one
+    begins.
+    """
+    return tokenizer.encode(prompt) if prompt else np.array([tokenizer.end])
