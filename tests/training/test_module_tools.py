@@ -184,7 +184,7 @@ class Tools(unittest.TestCase):
         with self.assertRaisesRegex(GraphError, r"model\.to\(None\)"):
             model(dl.tensor(X, "numpy")).numpy()
         for call in (model.to, lambda name: train.predict(model, X, name)):
-            with self.assertRaisesRegex(DeviceError, "device is 'tpu', expected \"numpy\", \"cpu\""):
+            with self.assertRaisesRegex(DeviceError, 'device is \'tpu\', expected "numpy", "cpu"'):
                 call("tpu")
 
     def test_slices_share_their_layers(self) -> None:

@@ -170,7 +170,9 @@ def evaluate(
     return Evaluator(model, data, metrics, loss, _context(ctx, model)).run()
 
 
-def predict(model: Module, inputs: Any, ctx: Context | str | None = None, batch_size: int = 1000) -> Any:
+def predict(
+    model: Module, inputs: Any, ctx: Context | str | None = None, batch_size: int = 1000
+) -> Any:
     """The output (n, …) of a model in inference mode, or a tuple or a dictionary of arrays where it
     has several outputs.
 
