@@ -49,11 +49,11 @@ class Executor(Views):
     """Computes nodes of a graph.
 
     eval_node_list: the nodes to fetch. ctx: None for numpy, `ndarray.cpu(0)` or `ndarray.gpu(0)`
-    for native code, or the device's name, "gpu". precision: fp32, or tf32 or 3xtf32 on GPUs with tensor cores. fusions: the
-    passes of `dlsys.fusion` to run, instead of those that DLSYS_FUSION leaves. backend: that of
-    executors which never run at the same time; they share the memory of its arena. Plans are made
-    once for each set of feed shapes and dtypes; a run after that allocates nothing. An executor
-    belongs to one thread at a time.
+    for native code, or the device's name, "gpu". precision: fp32, or tf32 or 3xtf32 on GPUs with
+    tensor cores. fusions: the passes of `dlsys.fusion` to run, instead of those that DLSYS_FUSION
+    leaves. backend: that of executors which never run at the same time; they share the memory of
+    its arena. Plans are made once for each set of feed shapes and dtypes; a run after that
+    allocates nothing. An executor belongs to one thread at a time.
 
     Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter;
     DeviceError when `ctx` cannot be used, with what to install.

@@ -13,8 +13,8 @@ from ..ops.scan import cumprod_op, cumsum_op, recurrence_op
 from .record import Array, recorded
 
 __all__ = [
-    "all", "any", "argmax", "argmin", "argsort", "cumprod", "cumsum", "global_norm", "logsumexp", "max", "mean",
-    "min", "prod", "recurrence", "sort", "std", "sum", "topk", "var",
+    "all", "any", "argmax", "argmin", "argsort", "cumprod", "cumsum", "global_norm", "logsumexp",
+    "max", "mean", "min", "prod", "recurrence", "sort", "std", "sum", "topk", "var",
 ]  # fmt: skip
 
 Axis = int | tuple[int, ...] | None
