@@ -124,6 +124,9 @@ class Layer:
 
     weights: tuple[Any, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(str(w.shape) for w in self.weights)})"
+
     def compute(self, x: Any) -> Any:
         """The output for x."""
         raise NotImplementedError
@@ -201,6 +204,9 @@ class MaxPool2d(Layer):
     def __init__(self, window: int, stride: int | None = None) -> None:
         self._at = window, stride
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{self._at}"
+
     def compute(self, x: Any) -> Any:
         return conv.max_pool2d(x, *self._at)
 
@@ -219,6 +225,9 @@ class MSE:
     """The mean of (prediction - target)²; `backward()` is the gradient by the prediction."""
 
     _function = staticmethod(loss.mse_loss)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     def forward(self, prediction: Any, target: Any) -> Tensor:
         """The loss of arrays, Tensors or PyGpuMatrix of one shape."""

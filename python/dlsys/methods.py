@@ -17,6 +17,8 @@ class ArrayMethods:
     ndim: int | None
     size: int | None
     abs: Callable[..., Any]
+    all: Callable[..., Any]
+    any: Callable[..., Any]
     argmax: Callable[..., Any]
     argmin: Callable[..., Any]
     argsort: Callable[..., Any]
@@ -29,6 +31,7 @@ class ArrayMethods:
     cumprod: Callable[..., Any]
     cumsum: Callable[..., Any]
     detach: Callable[..., Any]
+    erf: Callable[..., Any]
     exp: Callable[..., Any]
     expand_dims: Callable[..., Any]
     flatten: Callable[..., Any]

@@ -110,6 +110,9 @@ class Values:
         """The values alone, cut to a few lines."""
         return text_of(self.asnumpy())
 
+    def __round__(self, digits: int | None = None) -> int | float:
+        return round(self._one("round()").item(), digits)
+
     def __format__(self, spec: str) -> str:
         """`f"{loss:.3f}"`: one element as its number would be formatted, several each so."""
         if not spec:

@@ -104,6 +104,19 @@ class Matrices:
         self.assertEqual(mean.forward(dl.tensor(x, self.device))[0, 0, 0, 0].item(), 2.5)
         self.assertTrue((mean.backward(np.ones((1, 2, 2, 2), np.float32)).numpy() == 0.25).all())
 
+    def test_layers_and_losses_tell_what_they_are(self):
+        layers = [gpumat.Linear(3, 2), gpumat.Conv2d(1, 4, 3), gpumat.MaxPool2d(2), gpumat.ReLU()]
+        self.assertEqual(
+            [repr(item) for item in (*layers, gpumat.MSE())],
+            [
+                "Linear((2, 3), (2,))",
+                "Conv2d((4, 1, 3, 3), (4,))",
+                "MaxPool2d(2, None)",
+                "ReLU()",
+                "MSE()",
+            ],
+        )
+
     def test_losses(self):
         p, t = made([[1, 2, 4, 0]], self.device), made([[0, 2, 1, 1]], self.device)
         for loss, value, gradient in (

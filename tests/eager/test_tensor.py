@@ -61,6 +61,30 @@ class Tensors:
         with self.assertRaisesRegex(ShapeError, r"item\(\): expected an array of one element"):
             self.tensor([1.0, 2.0]).item()
 
+    def test_numpys_functions_and_pythons_round_take_its_values(self):
+        x = self.tensor([[1.0, 2.0], [3.0, 5.0]])
+        self.assertEqual((np.sum(x), np.mean(x), np.max(x)), (11, 2.75, 5))
+        np.testing.assert_array_equal(np.stack([x, x + 1])[1], [[2, 3], [4, 6]])
+        np.testing.assert_array_equal(np.sum(x, axis=0, keepdims=True), [[4, 7]])
+        self.assertEqual((round(x.mean(), 1), round(x.mean())), (2.8, 3))
+        with self.assertRaisesRegex(ShapeError, "round"):
+            round(x)
+
+    def test_all_and_any_make_comparisons_by_value_one(self):
+        x = self.tensor([[1.0, np.nan], [3.0, 4.0]])
+        self.assert_is((x == x).all(axis=1), [False, True])
+        self.assert_is((x > 3).any(axis=0, keepdims=True), [[False, True]])
+        self.assertTrue((x == x).any())
+        self.assertEqual((x[:0].all().item(), x[:0].any().item()), (True, False))
+
+    def test_errors_speak_of_tensors_and_of_axes(self):
+        x = self.tensor([[1.0, 2.0]])
+        with self.assertRaisesRegex(ShapeError, r"do not broadcast: Tensor \(1, 2\) and Tensor"):
+            x + self.tensor([1.0, 2.0, 3.0])
+        for call in (lambda: x.sum(dim=1), lambda: F.mean(x, keepdim=True)):
+            with self.assertRaisesRegex(SignatureError, "axis and keepdims instead of dim and"):
+                call()
+
     def test_what_is_no_array_of_numbers_is_refused(self):
         for data in ([[1.0], [1.0, 2.0]], "abc", [None], object()):
             with self.subTest(data=data), self.assertRaises(ShapeError):

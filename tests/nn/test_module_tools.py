@@ -18,8 +18,8 @@ import numpy as np
 
 import dlsys as dl
 from dlsys import autodiff as ad
-from dlsys import functional as F
 from dlsys import data, nn, optim, train
+from dlsys import functional as F
 from dlsys.dtypes import bfloat16
 from dlsys.errors import DataError, DeviceError, GraphError
 from support import small_runs as small

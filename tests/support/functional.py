@@ -83,6 +83,8 @@ for _name in (
 for _name in ("atan2", "floor_divide", "fmod", "remainder", "recurrence"):
     same(_name, getattr(ad, f"{_name}_op"), X, Y)
 
+row("all", lambda: F.all(X > 0, 1, True), lambda: ad.equal_op(ad.sum_op((X > 0) == 0, 1, True), 0))
+row("any", lambda: F.any(X > 0, 0), lambda: ad.not_equal_op(ad.sum_op((X > 0) != 0, 0), 0))
 for _k in (0, 1):
     row("sort", lambda k=_k: F.sort(X, 0, True)[k], lambda k=_k: ad.sort_op(X, 0, True)[k])
     row("topk", lambda k=_k: F.topk(X, 2, 1, False)[k], lambda k=_k: ad.topk_op(X, 2, 1, False)[k])

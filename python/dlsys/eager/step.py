@@ -35,13 +35,13 @@ def _append(engine: Engine, optimizer: Any, pairs: Sequence[tuple[Parameter, Any
         if grad._tape is not engine.tape:
             engine.adopt(grad)
     tape = engine.tape
-    key = [tape.state]
+    key: list[Any] = [tape.state]
     for p, grad in pairs:
         token = p.token
         key.append(token if token and token.trainable is p.trainable else token_of(p))
         key.append(grad._out)
-    known, key = token_of(optimizer).next, tuple(key)
-    state = known.get(key)
+    known, at = token_of(optimizer).next, tuple(key)
+    state = known.get(at)
     if state is None:
         nodes = [(grad._out.node, p) for p, grad in pairs]
         with engine.build():
@@ -49,7 +49,7 @@ def _append(engine: Engine, optimizer: Any, pairs: Sequence[tuple[Parameter, Any
         state = State(tape.state, single=False)
         state.effects += tuple(updates)
         state.written |= written_by(updates, {out.node for out in tape.outs})
-        known[key] = state
+        known[at] = state
     engine.tensors(tape, state)
 
 

@@ -224,6 +224,12 @@ class Tensor(ArrayMethods, Values, Eager):
         """The value as the device holds it, an NDArray or on numpy an array: not to be written."""
         return self._looked()
 
+    def __array_function__(
+        self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """numpy's functions take the values, and give arrays: `np.mean(x)`."""
+        return function(*_arrays(args), **_arrays(kwargs))
+
     def __dlpack__(self, **options: Any) -> Any:
         value = self._looked()
         return value.__dlpack__(**options)
@@ -560,6 +566,15 @@ def _numpy(data: Any, dtype: Any, python: bool) -> np.ndarray:
     if python and dtype is None and values.dtype == np.float64:
         values = values.astype(np.float32)
     return values
+
+
+def _arrays(value: Any) -> Any:
+    """Arguments with arrays in place of Tensors."""
+    if isinstance(value, Tensor):
+        return value.numpy()
+    if type(value) in (list, tuple):
+        return type(value)(_arrays(item) for item in value)
+    return {key: _arrays(x) for key, x in value.items()} if type(value) is dict else value
 
 
 def _operator(name: str) -> Callable[..., Node]:

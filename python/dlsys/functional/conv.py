@@ -149,12 +149,17 @@ def max_pool2d(
     >>> F.max_pool2d(images, 2, return_indices=True)[1].tolist()
     [[[[5, 7], [13, 15]]]]
     """
-    if not return_indices:
-        return pooling.max_pool2d(as_node(x), kernel_size, stride, padding, ceil_mode, dilation)
+    given = as_node(x), kernel_size, stride, padding, ceil_mode, dilation
+    return _with_indices(*given) if return_indices else pooling.max_pool2d(*given)
+
+
+def _with_indices(
+    x: Node, window: Pair, stride: Pair | None, padding: Any, ceil_mode: bool, dilation: Pair
+) -> tuple[Node, Node]:
+    """Max-pooling, and which element of its image each is."""
     pooled = pooling.max_pool_op(
-        as_node(x), window=kernel_size, stride=stride, padding=padding, ceil_mode=ceil_mode,
-        dilation=dilation,
-    )  # fmt: skip
+        x, window=window, stride=stride, padding=padding, ceil_mode=ceil_mode, dilation=dilation
+    )
     return pooled[0], cast_op(pooled[1], INT64)
 
 

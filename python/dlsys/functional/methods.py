@@ -37,14 +37,14 @@ def _size(x: Any) -> int | None:
 METHODS: dict[str, Any] = {
     **{function.__name__: function for function in (
         math.abs, math.astype, math.clip, math.copy, math.cos, math.exp, math.log, math.log1p,
-        math.ceil, math.floor, math.round, math.rsqrt, math.sign, math.sin, math.sqrt,
+        math.ceil, math.erf, math.floor, math.round, math.rsqrt, math.sign, math.sin, math.sqrt,
         compare.isfinite, compare.isinf, compare.isnan,
         index.masked_fill, index.take_along_axis, index.tril, index.triu,
         activation.log_softmax, activation.relu, activation.sigmoid, activation.softmax,
         activation.tanh,
-        reduce.argmax, reduce.argmin, reduce.argsort, reduce.cumprod, reduce.cumsum,
-        reduce.logsumexp, reduce.max, reduce.mean,
-        reduce.min, reduce.prod, reduce.sort, reduce.std, reduce.sum, reduce.topk, reduce.var,
+        reduce.all, reduce.any, reduce.argmax, reduce.argmin, reduce.argsort,
+        reduce.cumprod, reduce.cumsum, reduce.logsumexp, reduce.max, reduce.mean, reduce.min,
+        reduce.prod, reduce.sort, reduce.std, reduce.sum, reduce.topk, reduce.var,
         shape.broadcast_to, shape.expand_dims, shape.flatten, shape.flip, shape.roll, shape.split,
         shape.squeeze, shape.swapaxes, shape.tile,
     )},

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, cast
 
+from ..errors import SignatureError
+from ..graph.lines import where
 from ..graph.node import Node
 from ..ops.elementwise import as_node, is_number
 
@@ -32,6 +34,11 @@ def recorded(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs and ("dim" in kwargs or "keepdim" in kwargs):
+            raise SignatureError(
+                f"{function.__name__}: axes go by numpy's names here, axis and keepdims instead of "
+                f"dim and keepdim [{where()}]"
+            )
         tensor = Recorder.tensor
         for x in args:
             if type(x) is tensor:

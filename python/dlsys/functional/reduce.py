@@ -6,17 +6,46 @@ ShapeError for an axis that x does not have.
 from __future__ import annotations
 
 from ..ops import reduce, sorting
+from ..ops.comparison import equal_op, not_equal_op
 from ..ops.elementwise import as_node
 from ..ops.optim.apply import global_norm_op
 from ..ops.scan import cumprod_op, cumsum_op, recurrence_op
 from .record import Array, recorded
 
 __all__ = [
-    "argmax", "argmin", "argsort", "cumprod", "cumsum", "global_norm", "logsumexp", "max", "mean",
-    "min", "prod", "recurrence", "sort", "std", "sum", "topk", "var",
+    "all", "any", "argmax", "argmin", "argsort", "cumprod", "cumsum", "global_norm", "logsumexp",
+    "max", "mean", "min", "prod", "recurrence", "sort", "std", "sum", "topk", "var",
 ]  # fmt: skip
 
 Axis = int | tuple[int, ...] | None
+
+
+@recorded
+def all(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
+    """True where no element over `axis` is 0 or False; over no elements too.
+
+    x: any shape and dtype; the result is bool. keepdims: keeps the axes that go, with extent 1.
+
+    >>> x = dl.tensor([[1.0, 3.0], [2.0, 0.0]])
+    >>> F.all(x, axis=1)
+    Tensor([ True, False], device=numpy)
+    >>> bool((x == x).all())
+    True
+    """
+    return equal_op(reduce.sum_op(equal_op(as_node(x), 0), axis, keepdims), 0)
+
+
+@recorded
+def any(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
+    """True where an element over `axis` is neither 0 nor False; False over no elements.
+
+    x: any shape and dtype; the result is bool. keepdims: keeps the axes that go, with extent 1.
+
+    >>> x = dl.tensor([[1.0, 3.0], [0.0, 0.0]])
+    >>> F.any(x, axis=1)
+    Tensor([ True, False], device=numpy)
+    """
+    return not_equal_op(reduce.sum_op(not_equal_op(as_node(x), 0), axis, keepdims), 0)
 
 
 @recorded

@@ -48,13 +48,14 @@ def fit(
     mean loss of the batch; None is cross_entropy. validation: a Loader, over which the loss and
     metrics are measured after each epoch as val_*. metrics: None is what means something for the
     loss, see train.metrics.suiting: accuracy, binary_accuracy or nothing. ctx: None for numpy,
-    `ndarray.cpu(0)`, `ndarray.gpu(0)`, or the device's name, such as `dl.best_device()`. log_every: steps between two readings of the loss; between
-    them nothing leaves the device, but for what callbacks ask. parameters: what to train, or the
-    optimizer's groups; by default `model.parameters()`. resume: a checkpoint, or the folder of one,
-    to go on from; the run then ends with the same bits as one that was never interrupted on this
-    device. quiet: without it `Progress` shows the run, unless it is among the callbacks. epochs:
-    how often the data is gone through. precision: as of `Executor`; with "bf16" the model's
-    Parameters stay float32, and so do checkpoints.
+    `ndarray.cpu(0)`, `ndarray.gpu(0)`, or the device's name, such as `dl.best_device()`.
+    log_every: steps between two readings of the loss; between them nothing leaves the device, but
+    for what callbacks ask. parameters: what to train, or the optimizer's groups; by default
+    `model.parameters()`. resume: a checkpoint, or the folder of one, to go on from; the run then
+    ends with the same bits as one that was never interrupted on this device. quiet: without it
+    `Progress` shows the run, unless it is among the callbacks. epochs: how often the data is gone
+    through. precision: as of `Executor`; with "bf16" the model's Parameters stay float32, and so do
+    checkpoints.
 
     DivergedError when the loss becomes NaN or infinite, with the step, the learning rate and the
     first node at fault; the model is then as it was before that step. Ctrl-C ends the run after a
