@@ -17,6 +17,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "dlsys.optim": ("dlsys.optim",),
     "dlsys.init": ("dlsys.init",),
     "dlsys.data": ("dlsys.data",),
+    "dlsys.data.text": ("dlsys.data.text",),
     "dlsys.train": ("dlsys.train",),
     "dlsys.viz": ("dlsys.viz",),
     "dlsys.profile": ("dlsys.profile",),

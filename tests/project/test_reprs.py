@@ -74,6 +74,10 @@ def makers() -> dict[type, Callable[[], Any]]:
         data.Dataset: lambda: _DATASET,
         nn.Upsample: lambda: nn.Upsample(scale=2),
         nn.HookHandle: lambda: model.register_forward_hook(lambda *call: None),
+        nn.Decoder: lambda: nn.Decoder(
+            nn.GPT(vocabulary=7, context=4, layers=1, heads=1, features=4)
+        ),
+        nn.GPT: lambda: nn.GPT(vocabulary=7, context=4, layers=1, heads=1, features=4),
         data.DeviceLoader: lambda: data.DeviceLoader(_DATASET, 5),
         nn.Differences: lambda: nn.Differences([], []),
         train.Evaluator: lambda: train.Evaluator(

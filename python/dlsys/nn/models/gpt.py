@@ -50,7 +50,7 @@ class GPTConfig:
     as GPT-2 has it, or "swiglu" (Shazeer, 2020). bias: of the linear layers. tied: the weight of
     the embedding is that of the last layer. GraphError for values out of range.
 
-    >>> nn.GPTConfig(features=64, mlp="swiglu").hidden_units
+    >>> nn.GPTConfig(features=64, heads=4, mlp="swiglu").hidden_units
     192
     """
 
@@ -157,7 +157,7 @@ def rotate(x: Node, context: int, start: Node | None = None) -> Node:
     half = x.shape[-1] // 2
     angles = np.arange(context)[:, None] / _ROTARY_BASE ** (np.arange(half) / half)
     cos, sin = (
-        cast_like_op(_rows(as_node(wave(angles)), x.shape[2], start), x)
+        cast_like_op(_rows(as_node(wave(angles).astype(np.float32)), x.shape[2], start), x)
         for wave in (np.cos, np.sin)
     )
     a, b = x[..., :half], x[..., half:]
@@ -262,7 +262,7 @@ class GPT(Module):
     """A causal language model: tokens (N, L), int32 or int64, to logits (N, L, vocabulary) of the
     token that follows each position. L is known when the graph is built, and at most the context.
 
-    config: a `GPTConfig`, or its fields as keywords, `nn.GPT(layers=4, heads=4, features=128)`.
+    config: a `GPTConfig`. options: its fields as keywords, `nn.GPT(layers=4, features=128)`.
     seed: what weights are drawn from: normal with deviation 0.02, divided by sqrt(2 · layers)
     where a product is added to the residual stream, as in GPT-2. State has the names of GPT-2's
     public checkpoints, `wte.weight`, `h.0.attn.c_attn.weight`, …, and `load_gpt2` reads those;
@@ -368,7 +368,8 @@ def _norm(config: GPTConfig) -> Module:
 
 def decay_groups(model: Module, weight_decay: float) -> list[dict[str, Any]]:
     """The parameters of a model as two groups for an optimizer: matrices and embeddings, which
-    decay, and vectors, biases and the gains of normalizations, which do not.
+    decay, and vectors, biases and the gains of normalizations, which do not. weight_decay: of the
+    first, as of `Optimizer`.
 
     >>> [len(group["params"]) for group in nn.decay_groups(nn.Linear(2, 3), 0.1)]
     [1, 1]
