@@ -62,7 +62,7 @@ endif
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help mnist test test-quick test-gpu test-emulated emulator interface asan ready libraries shared-libraries test-library asan-library ubsan tsan fuzz fuzz-campaign soak lib optional-lib native cxx wheel lint format docs bench clean FORCE
+.PHONY: help mnist test test-quick test-gpu test-emulated emulator interface asan ready libraries shared-libraries test-library asan-library ubsan tsan fuzz fuzz-campaign soak onnx lib optional-lib native cxx wheel lint format docs bench clean FORCE
 
 help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
@@ -75,6 +75,7 @@ help:
 	@echo "make ubsan      the same under UndefinedBehaviorSanitizer; make tsan under ThreadSanitizer"
 	@echo "make fuzz       random operators, files, options, kills, new draws; SECONDS=600 SEED=1 ARGS=operators"
 	@echo "make soak       100,000 training steps of Tensors, whose memory must stay flat; ARGS=--device gpu"
+	@echo "make onnx       every operator as an ONNX file, in ONNX Runtime and onnx's own evaluator"
 	@echo "make lib        the native library for this machine: CPU, and its GPU if nvcc is found"
 	@echo "make wheel      a wheel for every supported GPU, in dist/"
 	@echo "make lint       ruff, mypy, clang-format; make format mends what they can mend"
@@ -193,6 +194,10 @@ fuzz-campaign: $(FUZZ_READY)
 soak: $(call READY,run)
 	+@$(SUBMAKE) lib
 	@$(RUN) benchmarks soak $(ARGS)
+
+# Some minutes on one core; the status is not 0 where a runtime gives something else.
+onnx: $(call READY,test)
+	@$(RUN) benchmarks onnx_export $(ARGS)
 
 bench: $(call READY,$(if $(PEERS),peers,run))
 	+@$(SUBMAKE) lib

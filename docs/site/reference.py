@@ -35,6 +35,7 @@ SHORT = {
     "data": "dlsys.data",
     "viz": "dlsys.viz",
     "profile": "dlsys.profile",
+    "dl.onnx": "dlsys.onnx",
     "ndarray": "dlsys.ndarray",
     "gpu_op": "dlsys.gpu_op",
 }

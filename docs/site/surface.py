@@ -20,6 +20,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "dlsys.train": ("dlsys.train",),
     "dlsys.viz": ("dlsys.viz",),
     "dlsys.profile": ("dlsys.profile",),
+    "dlsys.onnx": ("dlsys.onnx",),
     "dlsys.autodiff": ("dlsys.ops", "dlsys.graph", "dlsys.executor"),
     "dlsys.ndarray": ("dlsys.ndarray", "dlsys.runtime.device"),
     "dlsys.gpu_op": ("dlsys.gpu_op",),

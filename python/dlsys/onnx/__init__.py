@@ -1,10 +1,9 @@
-"""ONNX both ways: `export` writes a graph or a model as an ONNX file, `load` reads one as a Module.
+"""ONNX: `export` writes a graph or a model as an ONNX file.
 
     import dlsys as dl
-    dl.onnx.export(model, "lenet.onnx", inputs=(1, 28, 28))
-    model = dl.onnx.load("lenet.onnx")
+    dl.onnx.export(model, "lenet.onnx", inputs=(None, 1, 28, 28))
 
-The files are those of https://onnx.ai, read and written with the package `onnx`
+The files are those of https://onnx.ai, made with the package `onnx`
 (`pip install onnx`), which is imported at the first use.
 """
 
@@ -12,7 +11,8 @@ from __future__ import annotations
 
 from importlib import import_module as _import_module
 
-_HOMES = {"export": "exporter", "exportable": "exporter", "load": "importer"}
+_NAMES = {"exporter": "Exportable export exportable"}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = [*_HOMES]
 

@@ -1,4 +1,4 @@
-"""Graphs and models as ONNX files: tracing, the rules of operators, dynamic extents, the file."""
+"""Graphs and models as ONNX files: tracing, the rules of operators, free extents, the file."""
 
 from .export import export
-from .table import exportable
+from .table import Exportable, exportable

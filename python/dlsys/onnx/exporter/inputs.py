@@ -70,11 +70,12 @@ def _nodes(model: Any, made: Any) -> list[Node]:
     nodes: list[Node] = []
     for one in made:
         nodes += _nodes(model, one) if isinstance(one, (list, tuple)) else [one]
-    wrong = [type(node).__name__ for node in nodes if not isinstance(node, Node)]
-    if wrong or not nodes:
+    kinds = [type(node).__name__ for node in nodes if not isinstance(node, Node)]
+    if kinds or not nodes:
+        wrong = ", ".join(kinds) or "nothing"
         raise GraphError(
-            f"export: {type(model).__name__} gives {', '.join(wrong) or 'nothing'}, expected nodes: "
-            "a model's forward works on nodes as on Tensors"
+            f"export: {type(model).__name__} gives {wrong}, expected nodes; "
+            "forward works on nodes as on Tensors"
         )
     return nodes
 

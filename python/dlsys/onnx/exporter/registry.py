@@ -13,6 +13,7 @@ from ...fusion.body import Fused
 from ...graph.node import Op
 
 Emit = Callable[..., Any]
+NO_RULE = "there is no rule for it"
 
 
 class Rule(NamedTuple):
@@ -61,10 +62,12 @@ def refuse(names: str, reason: str) -> None:
 
 def refusal_of(op: Op) -> str | None:
     """Why an operator has no ONNX form, None for one that may have."""
+    if op in REFUSED:
+        return REFUSED[op]
     if op.writes or not op.outputs:
         return "it updates state, and an ONNX graph has none"
     if op.random:
         return "its numbers are a function of seed and step, and those of ONNX's operators are not"
     if isinstance(op, Fused):
         return "a fusion makes it; export the graph as it was built"
-    return REFUSED.get(op)
+    return None

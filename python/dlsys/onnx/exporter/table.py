@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...graph.node import Op
+from ...ops.axes import AxisKernel
 from . import rules
-from .registry import RULES, operators, refusal_of
+from .registry import NO_RULE, RULES, operators, refusal_of
 
 assert rules  # its import fills the table
 
@@ -29,7 +30,8 @@ def exportable() -> list[Exportable]:
     >>> [row for row in dl.onnx.exportable() if row.operator == "relu"]
     [Exportable(operator='relu', targets='Relu', reason='')]
     """
-    return [_row(name, ops) for name, ops in operators().items() if name and ops[0].leaf is None]
+    found = operators().items()
+    return [_row(name, ops) for name, ops in found if ops[0].leaf is None and not _is_kernel(ops)]
 
 
 def _row(name: str, found: list[Op]) -> Exportable:
@@ -39,5 +41,28 @@ def _row(name: str, found: list[Op]) -> Exportable:
     for op in found:
         if op in RULES:
             return Exportable(name, RULES[op].targets, "")
-    lowered = any(type(op).simplify is not Op.simplify for op in found) or found[0].projection
-    return Exportable(name, "", "" if lowered else "there is no rule for it")
+    lowered = found[0].kernel is None and type(found[0]).simplify is not Op.simplify
+    return Exportable(name, "", "" if lowered else NO_RULE)
+
+
+def _is_kernel(found: list[Op]) -> bool:
+    """True for what operators of this name only become on a device."""
+    return all(isinstance(op, AxisKernel) for op in found)
+
+
+def markdown() -> str:
+    """The table as Markdown: direct forms, what becomes simpler operators, what has no form."""
+    rows = exportable()
+    direct = [f"| `{row.operator}` | {row.targets} |" for row in rows if row.targets]
+    simpler = [f"`{row.operator}`" for row in rows if not row.targets and not row.reason]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.reason:
+            reasons.setdefault(row.reason, []).append(f"`{row.operator}`")
+    without = [f"| {' '.join(names)} | {reason} |" for reason, names in reasons.items()]
+    parts = [
+        ["| operator | ONNX |", "|---|---|", *direct],
+        ["These become operators above:", "", " ".join(simpler).replace("`|`", "`\\|`")],
+        ["| no form | why |", "|---|---|", *without],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"

@@ -18,7 +18,7 @@ from ...errors import GraphError
 from ...graph.node import Node
 from ...graph.spec import Spec
 from ...ops.leaf import Parameter
-from .registry import RULES, refusal_of
+from .registry import NO_RULE, RULES, refusal_of
 
 Value = str | tuple[str, ...]
 
@@ -174,7 +174,7 @@ class Emitter:
         if made is None:
             made = node.op.simplify(node)
         if made is None:
-            raise Refused("there is no rule for it")
+            raise Refused(NO_RULE)
         return self.add(made) if isinstance(made, Node) else made
 
 

@@ -26,6 +26,11 @@ def computed_in(dtype: np.dtype) -> np.dtype:
     return _INT32 if dtype.kind in "iu" and dtype.itemsize < 4 else dtype
 
 
+def comparable(dtype: np.dtype) -> np.dtype:
+    """The dtype in which to order elements, or to move them where a value is filled in."""
+    return _INT32 if dtype.kind == "b" else computed_in(dtype)
+
+
 def operands(g: Emitter, node: Node, inputs: tuple[str, ...], dtype: np.dtype) -> list[str]:
     """The inputs of a node cast to one dtype."""
     return [g.cast(x, i.spec.dtype, dtype) for x, i in zip(inputs, node.inputs)]
@@ -103,9 +108,9 @@ def _same(g: Emitter, node: Node, x: str) -> str:
 
 def _comparison(op_type: str) -> Any:
     def emit(g: Emitter, node: Node, a: str, b: str) -> str:
-        dtype = computed_in(promote(node, *[x.spec for x in node.inputs]))  # type: ignore[arg-type]
-        if dtype == BOOL and op_type != "Equal":
-            dtype = _INT32
+        common = promote(node, *[x.spec for x in node.inputs])
+        assert common is not None
+        dtype = BOOL if common == BOOL and op_type == "Equal" else comparable(common)
         return g(op_type, *operands(g, node, (a, b), dtype))
 
     return emit

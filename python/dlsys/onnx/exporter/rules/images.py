@@ -101,6 +101,10 @@ def _max_pool(g: Emitter, node: Node, x: str) -> tuple[str, str]:
     h, w = spec.shape[2:]
     windows, dtype = _pooling(node, (h, w)), node.spec[0].dtype
     x = g.cast(x, spec.dtype, dtype)
+    if node.attrs["window"] is None and windows.out == (1, 1) and not any(windows.before):
+        flat = g.reshape(x, (*spec.shape[:2], h * w))
+        first = g.reshape(g("ArgMax", flat, axis=2, keepdims=1), node.spec[1].shape)
+        return g("GlobalMaxPool", x), g.cast(first, INT64, node.spec[1].dtype)
     top, left = windows.before
     down, across = _behind(windows)
     pads = [top, left, down, across]

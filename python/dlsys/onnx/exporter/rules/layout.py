@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ....graph.node import Node
@@ -14,9 +16,10 @@ from ....ops.reduce import sum_op
 from ....ops.scan import cumprod_op, cumsum_op
 from ..registry import rule
 from ..trace import Emitter
-from .elementwise import computed_in
+from .elementwise import comparable
 
 _LOWEST = -(2**63) + 1  # as an end: before the first element, for steps backward
+_HIGHEST = 2**63 - 1  # behind the last
 Shape = tuple[int, ...]
 
 
@@ -65,10 +68,50 @@ def _slice(g: Emitter, x: str, shape: Shape, starts: Shape, steps: Shape, sizes:
 
 @rule("slice", "Slice, Reshape")
 def _getitem(g: Emitter, node: Node, x: str) -> str:
+    """Entries as they stand, since ONNX counts from the end and clips as numpy does where steps go
+    forward: x[a:b:-s] is x reversed, [-a-1:-b-1:s].
+    """
     given = node.inputs[0]
     region = region_of(node, given.name, given.spec.shape)
-    y = _slice(g, x, given.spec.shape, region.starts, region.steps, region.sizes)
-    return y if region.shape == region.sizes else g.reshape(y, region.shape)
+    if not all(type(e) in (int, slice) or e is None or e is Ellipsis for e in node.attrs["key"]):
+        y = _slice(g, x, given.spec.shape, region.starts, region.steps, region.sizes)
+        return y if region.shape == region.sizes else g.reshape(y, region.shape)
+    entries = [e for e in _entries(node) if e is not None]
+    parts = {a: _part(e) for a, e in enumerate(entries) if e != slice(None)}
+    backward = [axis for axis, (_, _, step) in parts.items() if step < 0]
+    if backward:
+        ones = [-1] * len(backward)
+        lowest = [_LOWEST] * len(backward)
+        x = g("Slice", x, g.axes(ones), g.axes(lowest), g.axes(backward), g.axes(ones))
+    if parts:
+        starts, ends, steps = zip(*map(_forward, parts.values()))
+        by = g.axes(steps) if set(steps) != {1} else None
+        x = g("Slice", x, g.axes(starts), g.axes(ends), g.axes(list(parts)), by)
+    return x if region.shape == region.sizes else g.reshape(x, region.shape)
+
+
+def _entries(node: Node) -> list[Any]:
+    """The entries of a key with as many of : as ... stands for, and behind the last."""
+    key = list(node.attrs["key"])
+    used = sum(entry is not None and entry is not Ellipsis for entry in key)
+    rest = [slice(None)] * (len(node.inputs[0].spec.shape) - used)
+    at = next((k for k, entry in enumerate(key) if entry is Ellipsis), len(key))
+    return [*key[:at], *rest, *key[at + 1 :]]
+
+
+def _part(entry: int | slice) -> tuple[int | None, int | None, int]:
+    """Start, stop and step of an entry."""
+    if isinstance(entry, slice):
+        return entry.start, entry.stop, 1 if entry.step is None else entry.step
+    return entry, None if entry == -1 else entry + 1, 1
+
+
+def _forward(part: tuple[int | None, int | None, int]) -> tuple[int, int, int]:
+    """The same of an axis that was reversed where the step is backward."""
+    start, stop, step = part
+    if step < 0:
+        start, stop = (None if n is None else -n - 1 for n in (start, stop))
+    return start or 0, _HIGHEST if stop is None else stop, abs(step)
 
 
 @rule("window")
@@ -114,7 +157,7 @@ def _pad(g: Emitter, node: Node, x: str, before: list[int], after: list[int]) ->
     if not any(before) and not any(after):
         return x
     dtype = node.spec.dtype
-    wide = np.dtype(np.int32) if dtype.kind == "b" else computed_in(dtype)
+    wide = comparable(dtype)
     value = np.array(node.attrs["value"], wide)
     return g.cast(
         g("Pad", g.cast(x, dtype, wide), g.extents([*before, *after]), value), wide, dtype
@@ -133,7 +176,7 @@ def _continued_pad(g: Emitter, node: Node, x: str) -> str:
     if not any(before) and not any(after):
         return x
     dtype = node.spec.dtype
-    wide = np.dtype(np.int32) if dtype.kind == "b" else computed_in(dtype)
+    wide = comparable(dtype)
     mode = node.op.name.removeprefix("pad_")
     y = g("Pad", g.cast(x, dtype, wide), g.extents([*before, *after]), mode=mode)
     return g.cast(y, wide, dtype)
@@ -251,7 +294,7 @@ def _one_hot(g: Emitter, node: Node, indices: str) -> str:
 def _sort(g: Emitter, node: Node, x: str) -> tuple[str, str]:
     spec, attrs = node.spec[0], node.attrs
     (axis,) = normalize_axes(node, attrs["axis"], len(spec.shape))
-    wide = np.dtype(np.int32) if spec.dtype.kind == "b" else computed_in(spec.dtype)
+    wide = comparable(spec.dtype)
     x = g.cast(x, spec.dtype, wide)
     k = g.extents([spec.shape[axis]])
     largest = int(attrs["descending"])

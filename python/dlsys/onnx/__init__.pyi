@@ -1,0 +1,3 @@
+from .exporter import Exportable as Exportable
+from .exporter import export as export
+from .exporter import exportable as exportable

@@ -1,0 +1,1 @@
+"""Commands of `python -m dlsys.onnx`, a module each: `add_arguments(parser)`, `run(options)`."""
