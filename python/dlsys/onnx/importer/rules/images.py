@@ -333,7 +333,7 @@ def _weights(n: int, m: int, scale: float, call: Call, roi: Any, mode: str,
         w = np.clip(1 - distance, 0, None)
     else:
         w = _cubic(distance, call.get("cubic_coeff_a", -0.75))
-    if call.get("exclude_outside", 0) or antialias:
+    if call.get("exclude_outside", 0):
         w = np.where((taps < 0) | (taps >= n), 0, w)
     w = w / w.sum(1, keepdims=True)
     np.add.at(made, (np.arange(m)[:, None], np.clip(taps, 0, n - 1).astype(int)), w)
@@ -400,9 +400,9 @@ def _resize_nodes(call: Call, x: Any, *more: Any) -> Any:
     axes = [a % len(shape) for a in axes or range(len(shape))]
     kind = call.get("coordinate_transformation_mode", "half_pixel")
     kind = "asymmetric" if call.version < 11 else kind
-    plain = kind in ("half_pixel", "pytorch_half_pixel") or (
-        kind == "asymmetric"
-        and (call.version < 11 or call.get("nearest_mode", "round_prefer_floor") == "floor")
+    rounding = "floor" if call.version < 11 else call.get("nearest_mode", "round_prefer_floor")
+    plain = (kind == "asymmetric" and rounding == "floor") or (
+        kind in ("half_pixel", "pytorch_half_pixel") and rounding.startswith("round")
     )
     found, factors = _sizes(call, shape, axes, scales, sizes)
     integral = all(f == int(f) and f >= 1 for f in factors)
