@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...eager.autograd import no_grad
-from ...eager.tensor import Tensor, tensor_of
+from ...eager.autograd import no_grad, watched
+from ...eager.device import engine_of
+from ...eager.tensor import Tensor
 from ...errors import DataError, quoted
 from ...graph.node import Node
 from ...nn.module import Module
@@ -107,7 +108,7 @@ class ImportedModel(Module):
         scope = Scope()
         scope.values = dict(self._constants)
         for name, state in self.weights.items():
-            scope.values[name] = state if walker.symbolic else tensor_of(state)
+            scope.values[name] = state if walker.symbolic else watched_on(walker.device, state)
         scope.values |= given
         missing = [v.name for v in self.inputs if v.name not in scope.values]
         if missing:
@@ -127,6 +128,11 @@ def load(path: Any) -> ImportedModel:
     is damaged or too large; an operator that is not supported is refused where it is computed.
     """
     return ImportedModel(read(path), Path(path).parent)
+
+
+def watched_on(device: Any, parameter: Parameter) -> Tensor:
+    """A Parameter as a Tensor of the device that the model is called on."""
+    return engine_of(device).record(watched, (parameter,))
 
 
 def _value(info: Any) -> Value:
