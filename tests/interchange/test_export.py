@@ -241,6 +241,17 @@ class Graphs(InFolder):
         for a, b in zip(got, (value, value + 1, value + 1, [1, 2])):
             np.testing.assert_array_equal(a, b)
 
+    def test_names_that_meet(self) -> None:
+        output = ad.Parameter(np.array([2.0]), "output", dtype="float32")
+        x, again = variable("x", 2), ad.Parameter(np.array([1.0, 3.0]), "x")
+        dl.onnx.export(x * output + again, self.path)
+        names = sorted(tensor.name for tensor in self.read().graph.initializer)
+        self.assertEqual(names, ["output_1", "x_1"])
+        got = run_onnxruntime(self.path, {"x": np.array([4, 5], np.float32)})[0]
+        np.testing.assert_array_equal(got, [9, 13])
+        with self.assertRaisesRegex(GraphError, "two Variables are called x"):
+            dl.onnx.export(x + variable("x", 2), self.path)
+
     def test_all_operators_without_a_form_are_listed(self) -> None:
         class OwnOp(Op):
             def infer_shape(self, node: Node, input_shapes: Any) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ...autodiff import Node
+from ...autodiff import Node, Parameter
 from ...dtypes import bfloat16
 from ...errors import GraphError, ShapeError
 from ...graph.infer import infer
@@ -17,7 +17,6 @@ from ...graph.node import find_topo_sort
 from ...graph.spec import FLOAT32, Spec
 from ...nn import Module
 from ..package import onnx_package
-from . import rules
 from .extents import Merger, assignments, is_even
 from .inference import inference_form
 from .inputs import Input, feeds_of, graph_of
@@ -27,6 +26,7 @@ from .model import (
     checked,
     initializers,
     made_model,
+    parameter_dtype,
     pruned,
     shared,
     with_outputs,
@@ -36,8 +36,6 @@ from .trace import Emitter, Trace, refusal
 
 OLDEST = 17
 _MOST_INSIDE = 2**31 - 2**24  # bytes of weights in the model's file, which ends at 2 GiB
-
-assert rules  # its import fills the table
 
 
 def export(
@@ -69,7 +67,7 @@ def export(
     extents of an input of a model are numbers, as those of arrays, the first is free all the same.
     opset: the version of ONNX's operators, 17 to the newest of the installed package. training:
     the graph as it trains; by default it takes inference form, without dropout and with running
-    statistics in batch normalization. metadata: texts by name, kept in the file beside the
+    statistics in batch normalization. metadata: texts by name, which the file has beside the
     version of dlsys and, where the model has them, the names of its classes and the normalization
     of its inputs. external_data_above: bytes of weights above which these lie in a file beside it,
     `NAME.data`; ONNX's own limit is 2 GiB.
@@ -89,24 +87,9 @@ def export(
     graph = graph_of(model, inputs, dynamic_batch, training)
     fetches = graph.nodes if training else inference_form(graph.nodes)
     feeds = feeds_of(fetches, graph.shapes)
-    axes: dict[str, tuple[str, int]] = {}  # an input and one of its axes for each name
-    for name, shape, _ in feeds.values():
-        for axis, extent in enumerate(shape):
-            if isinstance(extent, str):
-                axes.setdefault(extent, (name, axis))
-    numbers, traces = [], []
-    for each in assignments(list(axes)):
-        try:
-            traces.append(_trace(fetches, feeds, each, opset))
-            numbers.append(each)
-        except ShapeError:  # the graph takes multiples alone
-            if is_even(each):
-                raise
-    merger = Merger(traces, numbers, axes)
+    names = _output_names(outputs or graph.names, fetches, feeds.values())
+    merger = _traced(fetches, feeds, names, opset)
     trace = merger.merged()
-    names = _output_names(
-        outputs or graph.names, len(fetches), [one.name for one in feeds.values()]
-    )
     with_outputs(trace, names, fetches[0])
     results = [
         Port(name, _file_dtype(spec.dtype), merger.shape(k))
@@ -139,32 +122,51 @@ def _write(
 # ---- traces ----
 
 
+def _traced(
+    fetches: Sequence[Node], feeds: Mapping[Node, Input], names: Sequence[str], opset: int
+) -> Merger:
+    """The traces of a graph for several extents."""
+    axes: dict[str, tuple[str, int]] = {}  # an input and one of its axes for each name
+    for name, shape, _ in feeds.values():
+        for axis, extent in enumerate(shape):
+            if isinstance(extent, str):
+                axes.setdefault(extent, (name, axis))
+    numbers, traces = [], []
+    for each in assignments(list(axes)):
+        try:
+            traces.append(_trace(fetches, feeds, each, names, opset))
+            numbers.append(each)
+        except ShapeError:
+            if is_even(each):
+                raise
+    return Merger(traces, numbers, axes)
+
+
 def _trace(
     fetches: Sequence[Node],
     feeds: Mapping[Node, Input],
     numbers: Mapping[str, int],
+    names: Sequence[str],
     opset: int,
 ) -> Trace:
-    """The trace of a graph for some extents."""
+    """The trace of a graph for some extents, in which the names of inputs and outputs are taken."""
     order = find_topo_sort(fetches)
     leaves = {
         x: Spec(tuple(numbers[n] if isinstance(n, str) else n for n in shape), dtype)
         for x, (_, shape, dtype) in feeds.items()
     }
-    for node in order:
-        if node.op.leaf == "state":
-            leaves[node] = Spec(node.shape, node.dtype)
+    parameters = [node for node in order if isinstance(node, Parameter)]
+    leaves |= {x: Spec(x.shape, parameter_dtype(x)) for x in parameters}
     specs = infer(order, leaves)
     g = Emitter(opset)
+    for name in (*names, *(x.name for x in feeds)):
+        g.names.unique(name)
+    g.trace.parameters = {g.names.unique(x.name): x for x in parameters}
+    leaf_names = {x: x.name for x in feeds} | {x: n for n, x in g.trace.parameters.items()}
     new: dict[Node, Node] = {}
-    for node in order:
-        if node.op.leaf in ("feed", "state"):
-            name = node.name if node.op.leaf == "feed" else g.names.unique(node.name)
-            g.names.unique(name)
-            new[node] = node.derive([], specs[node])
-            g.bind(new[node], name)
-            if node.op.leaf == "state":
-                g.trace.parameters[name] = node  # type: ignore[assignment]
+    for leaf, name in leaf_names.items():
+        new[leaf] = leaf.derive([], specs[leaf])
+        g.bind(new[leaf], name)
     for node, spec in specs.items():
         if node not in new:
             new[node] = node.derive([new[x] for x in node.inputs], spec)
@@ -179,7 +181,10 @@ def _trace(
 # ---- names and what goes with a model ----
 
 
-def _output_names(names: Sequence[str] | None, count: int, taken: Sequence[str]) -> list[str]:
+def _output_names(
+    names: Sequence[str] | None, fetches: Sequence[Node], feeds: Iterable[Input]
+) -> list[str]:
+    count, taken = len(fetches), [one.name for one in feeds]
     plain = ["output"] if count == 1 else [f"output_{k}" for k in range(count)]
     made = list(names or plain)
     if len(made) != count or len({*made, *taken}) != count + len(taken):

@@ -155,6 +155,11 @@ def feeds_of(fetches: Sequence[Node], given: Mapping[str, Shape]) -> dict[Node, 
             raise ShapeError(
                 f"export: {node.name} declares {declared}, got {shape} for it [{node.where}]"
             )
+        if any(one.name == node.name for one in found.values()):
+            raise GraphError(
+                f"export: two Variables are called {node.name}, and a file tells inputs by name; "
+                f"name one otherwise [{node.where}]"
+            )
         known = _free(node.name, declared if shape is None else shape)
         found[node] = Input(node.name, known, node.dtype or FLOAT32)
     unknown = sorted(set(given) - {one.name for one in found.values()})

@@ -12,6 +12,8 @@ from ... import __version__
 from ...dtypes import bfloat16
 from ...errors import DlsysError
 from ...files import replacing
+from ...graph.spec import FLOAT32, FLOAT64
+from ...ops.leaf import Parameter
 from ..package import onnx_package
 from .trace import Call, Names, Trace
 
@@ -64,16 +66,22 @@ def with_outputs(trace: Trace, names: Sequence[str], node: Any) -> None:
     trace.outputs = [(name, spec) for name, (_, spec) in zip(names, trace.outputs)]
 
 
-def held(array: np.ndarray, dtype: Any) -> np.ndarray:
-    """An array as a file holds it: bfloat16 as float32, which has its values."""
-    wanted = np.dtype(np.float32) if dtype is bfloat16 else array.dtype
-    return np.ascontiguousarray(array.astype(wanted, copy=False))
+def parameter_dtype(parameter: Parameter) -> Any:
+    """The dtype of a Parameter in a file: float32 for bfloat16, whose values it has, and for
+    float64 that nobody declared, as on native devices.
+    """
+    undeclared = parameter.dtype == FLOAT64 and not parameter.declared
+    return FLOAT32 if parameter.dtype is bfloat16 or undeclared else parameter.dtype
 
 
 def initializers(trace: Trace) -> dict[str, np.ndarray]:
     """The constants that the calls of a trace read."""
     read = {name for call in trace.calls for name in call.inputs}
-    found = {n: held(p.asnumpy(), p.dtype) for n, p in trace.parameters.items() if n in read}
+    found = {
+        name: np.ascontiguousarray(parameter.asnumpy(), parameter_dtype(parameter))
+        for name, parameter in trace.parameters.items()
+        if name in read
+    }
     found.update((name, array) for name, array in trace.arrays.items() if name in read)
     return found
 

@@ -125,7 +125,7 @@ class Emitter:
         return self("Reshape", x, self.extents(shape), allowzero=1 if 0 in shape else None)
 
     def reduce(self, op_type: str, x: str, axes: Sequence[int], keepdims: bool) -> str:
-        """A reduction over axes, whose place in a call depends on the version."""
+        """A reduction over axes, which are an attribute or an input by the version."""
         if not axes:
             return x
         if self.opset < 18 and op_type != "ReduceSum":

@@ -187,12 +187,14 @@ def _pad_gradient(g: Emitter, node: Node, name: str) -> Node:
     """Axis by axis, the middle of dy plus what its borders have for positions of it."""
     dy, reflect = node.inputs[0], node.op.name == "pad_reflect_gradient"
     for axis, (before, after) in enumerate(node.attrs["paddings"]):
+        if not before and not after:
+            continue
         n = dy.spec.shape[axis] - before - after
-        total = _at(dy, axis, slice(before, before + n))
+        total = _at(dy, axis, slice(before, -after or None))
         # From the border, in the order of the positions that it copies, and the first of these.
         borders = [
             (before, slice(0, before), 1 if reflect else 0),
-            (after, slice(before + n, None), n - 1 - after if reflect else n - 1),
+            (after, slice(-after, None), n - 1 - after if reflect else n - 1),
         ]
         for count, border, first in borders:
             if not count:
