@@ -92,7 +92,9 @@ def _light(url: str) -> tuple[Any, Sets]:
     model = onnx.load(path)
     initial = {t.name for t in model.graph.initializer}
     made = [Runner.generate_dummy_data(v) for v in model.graph.input if v.name not in initial]
-    return model, [(made, [_value(path.with_name(f"{path.stem}_output_0.pb"), model.graph.output[0])])]
+    return model, [
+        (made, [_value(path.with_name(f"{path.stem}_output_0.pb"), model.graph.output[0])])
+    ]
 
 
 def formed(model: Any, inputs: list[Any], form: str) -> tuple[Any, dict[str, Any]]:

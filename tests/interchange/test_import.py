@@ -103,7 +103,9 @@ class Import(unittest.TestCase):
         proto = model([helper.make_node("NonZero", ["x"], ["y"])], {"x": [None]}, ["y"])
         x = np.array([0.0, 2.0, 3.0], np.float32)
         np.testing.assert_array_equal(ImportedModel(proto).run({"x": x})[0], [[1, 2]])
-        with self.assertRaisesRegex(DataError, "NonZero: the shape of its result depends on values"):
+        with self.assertRaisesRegex(
+            DataError, "NonZero: the shape of its result depends on values"
+        ):
             ImportedModel(proto)(ad.Variable("x", (3,), np.float32))
 
     def test_files_of_the_package(self) -> None:

@@ -25,13 +25,14 @@ def run(options: argparse.Namespace) -> None:
     from ..importer import load
 
     model = load(options.file)
-    ctx = {"numpy": lambda: None, "cpu": cpu, "gpu": gpu}[options.device]()
+    ctx = {"numpy": None, "cpu": cpu(), "gpu": gpu()}[options.device]
     made = model.run(_feeds(model, options.inputs), ctx)
     names = [value.name for value in model.outputs]
     for name, y in zip(names, made):
         print(f"{name}: {_described(y)}")
     if options.out is not None:
-        np.savez(options.out, **{n: y for n, y in zip(names, made) if isinstance(y, np.ndarray)})
+        arrays: Any = {n: y for n, y in zip(names, made) if isinstance(y, np.ndarray)}
+        np.savez(options.out, **arrays)
 
 
 def _feeds(model: Any, path: Path | None) -> dict[str, np.ndarray]:

@@ -9,6 +9,11 @@ import numpy as np
 from ...errors import DataError
 
 
+def key(*items: Any) -> tuple[Any, ...]:
+    """An index of several axes."""
+    return items
+
+
 class Call:
     """One node of a graph that is being walked.
 

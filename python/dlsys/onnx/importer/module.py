@@ -39,8 +39,9 @@ _STATISTICS = {"BatchNormalization": (3, 4)}
 class ImportedModel(Module):
     """A model that was read from an ONNX file: call it on Nodes or Tensors, or `run` it on arrays.
 
-    Initializers of floats are Parameters by their names, in `state_dict` as `weights.NAME`; other
-    constants are folded. inputs, outputs: a Value each. graph: the GraphProto.
+    Initializers of float32 and float16 are Parameters by their names, in `state_dict` as
+    `weights.NAME`; other constants are folded. inputs, outputs: a Value each. graph: the
+    GraphProto.
 
     model: a ModelProto. folder: where its external data lies, None for none.
     """
@@ -60,7 +61,7 @@ class ImportedModel(Module):
         self.weights = {
             name: Parameter(array, name, trainable=name not in statistics)
             for name, array in initializers.items()
-            if array.dtype.name in ("float16", "float32", "float64")
+            if array.dtype.name in ("float16", "float32")
         }
         self._constants = {n: a for n, a in initializers.items() if n not in self.weights}
         self.inputs = [_value(v) for v in self.graph.input if v.name not in initializers]
@@ -146,7 +147,9 @@ def _value(info: Any) -> Value:
         raise DataError(f"ONNX value {quoted(info.name)} has unknown type {of.elem_type}") from None
     if not of.HasField("shape"):
         return Value(info.name, dtype, None)
-    extents = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in of.shape.dim]
+    extents = [
+        d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in of.shape.dim
+    ]
     return Value(info.name, dtype, tuple(extents))
 
 
@@ -162,5 +165,7 @@ def _dense(sparse: Any, folder: Path | None) -> np.ndarray:
         else:
             made[tuple(indices.T)] = values
     except IndexError:
-        raise DataError(f"initializer {quoted(sparse.values.name)}: an index out of range") from None
+        raise DataError(
+            f"initializer {quoted(sparse.values.name)}: an index out of range"
+        ) from None
     return made

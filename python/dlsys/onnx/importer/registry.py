@@ -42,9 +42,7 @@ def _add(names: str, domain: str, **fields: Any) -> None:
         RULES[domain, name] = RULES.get((domain, name), Rule())._replace(**fields)
 
 
-def graph(
-    names: str, kinds: str = "f", known: tuple[int, ...] = (), domain: str = ""
-) -> Decorator:
+def graph(names: str, kinds: str = "f", known: tuple[int, ...] = (), domain: str = "") -> Decorator:
     """Registers a graph rule for operators, named with spaces between them."""
 
     def register(function: Function) -> Function:

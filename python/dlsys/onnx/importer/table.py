@@ -74,11 +74,11 @@ def markdown() -> str:
         "# ONNX operators that are read",
         "",
         f"`dlsys.onnx.load` takes {taken} of the {len(rows)} operators of the package onnx "
-        f"{onnx_package().__version__}, in all versions. `python -m dlsys.onnx table` prints this "
-        "page from the code.",
+        f"{onnx_package().__version__}, in all versions. `python -m dlsys.onnx table` prints "
+        "this page from the code.",
         "",
-        "- *Every device*: the operator becomes functions of `dlsys.functional`, with kernels and a "
-        "gradient.",
+        "- *Every device*: the operator becomes functions of `dlsys.functional`, with kernels and "
+        "a gradient.",
         "- *Host*: numpy computes it, between the steps of a device, without a gradient. So are "
         "dtypes that devices lack (int8, uint16, uint32, uint64, float8, 4 bits and fewer, "
         "bfloat16, and float64 on native devices) and what only depends on constants.",

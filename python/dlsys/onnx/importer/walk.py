@@ -1,10 +1,10 @@
 """The walk over an ONNX graph: node by node, values by name.
 
-A value is a numpy array where it is known before anything runs or no device holds its dtype, else a
-Node or a Tensor, a list for a sequence, and None for an optional that is empty. What only depends on
-known values is computed at once by host rules, so that shapes that the graph computes are numbers
-when a rule needs them. With Tensors any value can be looked at; with Nodes one that a feed decides
-is refused where a rule needs it.
+A value is a numpy array where it is known before anything runs or no device holds its dtype, else
+a Node or a Tensor, a list for a sequence, and None for an optional that is empty. What only depends
+on known values is computed at once by host rules, so that shapes that the graph computes are
+numbers when a rule needs them. With Tensors any value can be looked at; with Nodes one that a feed
+decides is refused where a rule needs it.
 """
 
 from __future__ import annotations

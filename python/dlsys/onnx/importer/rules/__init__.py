@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from . import (
-    control, elementwise, images, indexing, layout, losses, norm, products, quantized, recurrent,
-    reduce, signal, strings,
+    control,
+    elementwise,
+    images,
+    indexing,
+    layout,
+    losses,
+    norm,
+    products,
+    quantized,
+    recurrent,
+    reduce,
+    signal,
+    strings,
 )  # fmt: skip
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .... import functional as F
-from ..call import Call
+from ..call import Call, key
 from ..registry import values
 
 MOST_ITERATIONS = 100_000
@@ -55,7 +55,7 @@ def _loop(call: Call, trips: Any = None, condition: Any = None, *state: Any) -> 
 
 
 def _at(x: Any, k: int, axis: int) -> Any:
-    return x[(*[slice(None)] * (axis % len(x.shape)), k)]
+    return x[key(*[slice(None)] * (axis % len(x.shape)), k)]
 
 
 @values("Scan")
@@ -152,7 +152,7 @@ def _split_to_sequence(call: Call, x: Any, split: Any = None) -> tuple[list[Any]
     else:
         parts = [int(p) for p in given]
     ends, before = np.cumsum(parts).tolist(), (slice(None),) * axis
-    made = [x[(*before, slice(end - p, end))] for p, end in zip(parts, ends)]
+    made = [x[key(*before, slice(end - p, end))] for p, end in zip(parts, ends)]
     if given is None and not call.get("keepdims", 1):
         made = [_at(y, 0, axis) for y in made]
     return (made,)
@@ -187,5 +187,3 @@ def _string_concat(call: Call, a: Any, b: Any) -> np.ndarray:
     made = np.empty(a.shape, object)
     made.ravel()[:] = [str(x) + str(y) for x, y in zip(a.ravel(), b.ravel())]
     return made
-
-

@@ -34,7 +34,7 @@ def unary(names: str, of_nodes: Callable[..., Any] | None, of_arrays: Callable[.
 
 erf = np.vectorize(math.erf, otypes=[np.float64])
 
-for _name, _nodes, _arrays in (
+_FUNCTIONS: tuple[tuple[str, Any, Any], ...] = (
     ("Abs", F.abs, np.abs), ("Neg", F.neg, np.negative), ("Exp", F.exp, np.exp),
     ("Log", F.log, np.log), ("Sqrt", F.sqrt, np.sqrt), ("Sin", F.sin, np.sin),
     ("Cos", F.cos, np.cos), ("Tan", F.tan, np.tan), ("Asin", F.asin, np.arcsin),
@@ -50,7 +50,8 @@ for _name, _nodes, _arrays in (
     ("HardSwish", F.hardswish, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
     ("Mish", lambda x: F.mul(x, F.tanh(F.softplus(x))),
      lambda x: x * np.tanh(np.logaddexp(x, 0))),
-):  # fmt: skip
+)  # fmt: skip
+for _name, _nodes, _arrays in _FUNCTIONS:
     unary(_name, _nodes, _arrays)
 
 
@@ -87,19 +88,22 @@ binary("Add", F.add, np.add)
 binary("Sub", F.sub, np.subtract)
 binary("Mul", F.mul, np.multiply)
 binary("Div", F.div, quotient, "f")
-for _name, _nodes, _arrays in (
+_COMPARISONS: tuple[tuple[str, Any, Any], ...] = (
     ("Less", F.less, np.less), ("LessOrEqual", F.less_equal, np.less_equal),
     ("Greater", F.greater, np.greater), ("GreaterOrEqual", F.greater_equal, np.greater_equal),
-):  # fmt: skip
+)  # fmt: skip
+for _name, _nodes, _arrays in _COMPARISONS:
     binary(_name, _nodes, _arrays, boolean=True)
-for _name, _nodes, _arrays in (
+_LOGIC: tuple[tuple[str, Any, Any], ...] = (
     ("And", F.logical_and, np.logical_and), ("Or", F.logical_or, np.logical_or),
     ("Xor", F.logical_xor, np.logical_xor),
-):  # fmt: skip
+)  # fmt: skip
+for _name, _nodes, _arrays in _LOGIC:
     binary(_name, _nodes, _arrays, "b", boolean=True)
-for _name, _arrays in (
+_BITS: tuple[tuple[str, Any], ...] = (
     ("BitwiseAnd", np.bitwise_and), ("BitwiseOr", np.bitwise_or), ("BitwiseXor", np.bitwise_xor),
-):  # fmt: skip
+)  # fmt: skip
+for _name, _arrays in _BITS:
     host(_name)(lambda call, a, b, f=_arrays: f(a, b))
 host("BitwiseNot")(lambda call, x: np.invert(x))
 host("Not")(lambda call, x: np.logical_not(x))
@@ -141,7 +145,9 @@ def _pow(call: Call, a: Any, b: Any) -> Any:
 def _pow_arrays(call: Call, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     b = aligned(call, a, b, np.reshape)
     floats = is_integer(a) and (not is_integer(b) or bool((b < 0).any()))
-    return np.asarray(np.power(a.astype(np.float64) if floats else wide(a), wide(b))).astype(a.dtype)
+    return np.asarray(np.power(a.astype(np.float64) if floats else wide(a), wide(b))).astype(
+        a.dtype
+    )
 
 
 def variadic(name: str, of_nodes: Callable[..., Any], of_arrays: Callable[..., Any]) -> None:
@@ -326,8 +332,7 @@ def dtype_of(code: int) -> np.dtype:
     return np.dtype(onnx_package("onnx.helper").tensor_dtype_to_np_dtype(code))
 
 
-NAMES = {1: "float32", 10: "float16", 6: "int32", 7: "int64"}
-_CODES = {1: "FLOAT", 2: "UINT8", 3: "INT8"}
+_NAMES = {1: "float32", 10: "float16", 6: "int32", 7: "int64"}
 
 
 def cast(x: np.ndarray, dtype: np.dtype, saturate: bool, rounding: str = "up") -> np.ndarray:
@@ -354,9 +359,9 @@ def cast(x: np.ndarray, dtype: np.dtype, saturate: bool, rounding: str = "up") -
 def _cast(call: Call, x: Any) -> Any:
     code = call.get("to")
     code = {"FLOAT": 1, "FLOAT16": 10, "INT32": 6, "INT64": 7}.get(code, code)
-    if code not in NAMES or (code in (6, 7) and getattr(x.dtype, "kind", "f") == "f"):
+    if code not in _NAMES or (code in (6, 7) and getattr(x.dtype, "kind", "f") == "f"):
         raise Unfit
-    return F.astype(x, np.dtype(NAMES[code]))
+    return F.astype(x, np.dtype(_NAMES[code]))
 
 
 @host("Cast")
@@ -374,7 +379,7 @@ def _cast_like(call: Call, x: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 @graph("CastLike", "fib")
 def _cast_like_nodes(call: Call, x: Any, like: Any) -> Any:
-    if str(like.dtype) not in NAMES.values() or getattr(x.dtype, "kind", "f") == "f" != getattr(
+    if str(like.dtype) not in _NAMES.values() or getattr(x.dtype, "kind", "f") == "f" != getattr(
         like.dtype, "kind", "f"
     ):
         raise Unfit

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .... import functional as F
-from ..call import Call
+from ..call import Call, key
 from ..registry import Unfit, graph, host
 from ..walk import guard
 from .elementwise import wide
@@ -55,7 +55,7 @@ def _windows(x: np.ndarray, w: Window, pads: Pairs, fill: Any) -> np.ndarray:
     padded = np.pad(x, [(0, 0), (0, 0), *pads], constant_values=fill)
     views = sliding_window_view(padded, w.span, tuple(range(2, 2 + n)))
     steps = tuple(slice(None, None, s) for s in (*w.strides, *w.dilations))
-    return views[(slice(None), slice(None), *steps)]
+    return views[key(slice(None), slice(None), *steps)]
 
 
 def convolve(call: Call, x: np.ndarray, f: np.ndarray, bias: Any) -> np.ndarray:
@@ -112,16 +112,23 @@ def _conv_transpose(call: Call, x: np.ndarray, f: np.ndarray, bias: Any = None) 
     channels, filters = x.shape[1] // groups, f.shape[1]
     made = np.zeros((x.shape[0], groups * filters, *guard(full)), wide(x).dtype)
     for g in range(groups):
-        part, weights = x[:, g * channels : (g + 1) * channels], f[g * channels : (g + 1) * channels]
+        part, weights = (
+            x[:, g * channels : (g + 1) * channels],
+            f[g * channels : (g + 1) * channels],
+        )
         for at in itertools.product(*map(range, w.kernel)):
-            key = tuple(
+            strided = tuple(
                 slice(k * d, k * d + s * (e - 1) + 1, s)
                 for k, d, s, e in zip(at, w.dilations, w.strides, x.shape[2:])
             )
-            y = np.tensordot(wide(part), wide(weights[(slice(None), slice(None), *at)]), ([1], [0]))
-            made[(slice(None), slice(g * filters, (g + 1) * filters), *key)] += np.moveaxis(y, -1, 1)
+            y = np.tensordot(
+                wide(part), wide(weights[key(slice(None), slice(None), *at)]), ([1], [0])
+            )
+            made[key(slice(None), slice(g * filters, (g + 1) * filters), *strided)] += np.moveaxis(
+                y, -1, 1
+            )
     cut = tuple(slice(a, size - b) for size, (a, b) in zip(full, pads))
-    made = made[(slice(None), slice(None), *cut)]
+    made = made[key(slice(None), slice(None), *cut)]
     made = made if bias is None else made + wide(bias).reshape((-1, *[1] * n))
     return made.astype(x.dtype)
 
@@ -160,7 +167,7 @@ def _max_pool(call: Call, x: Any) -> Any:
     if any(p >= s for pair, s in zip(w.pads, w.span) for p in pair):
         raise Unfit
     ceil = bool(call.get("ceil_mode", 0))
-    return F.max_pool2d(x, w.kernel, w.strides, w.pads, w.dilations, ceil)
+    return F.max_pool2d(x, (w.kernel[0], w.kernel[1]), w.strides, w.pads, w.dilations, ceil)
 
 
 @host("MaxPool")
@@ -192,7 +199,7 @@ def _average_pool(call: Call, x: Any) -> Any:
         p >= s for pair, s in zip(w.pads, w.span) for p in pair
     ):  # fmt: skip
         raise Unfit
-    return F.avg_pool2d(x, w.kernel, w.strides, w.pads, False, include)
+    return F.avg_pool2d(x, (w.kernel[0], w.kernel[1]), w.strides, w.pads, False, include)
 
 
 def _counts(call: Call, w: Window, spatial: tuple[int, ...], pads: Pairs) -> np.ndarray:
@@ -226,9 +233,7 @@ def _spatial(x: Any) -> tuple[int, ...]:
 
 
 graph("GlobalAveragePool")(lambda call, x: F.mean(x, _spatial(x), keepdims=True))
-host("GlobalAveragePool")(
-    lambda call, x: wide(x).mean(_spatial(x), keepdims=True).astype(x.dtype)
-)
+host("GlobalAveragePool")(lambda call, x: wide(x).mean(_spatial(x), keepdims=True).astype(x.dtype))
 graph("GlobalMaxPool")(lambda call, x: F.max(x, _spatial(x), keepdims=True))
 host("GlobalMaxPool")(lambda call, x: x.max(_spatial(x), keepdims=True))
 
@@ -291,10 +296,11 @@ def _col2im(call: Call, x: np.ndarray, shape: Any, block: Any) -> np.ndarray:
     full = tuple(n + a + b for n, (a, b) in zip(image, w.pads))
     made = np.zeros((x.shape[0], c, *guard(full)), x.dtype)
     for at in itertools.product(*map(range, kernel)):
-        key = tuple(slice(k * d, k * d + s * (m - 1) + 1, s)
+        strided = tuple(slice(k * d, k * d + s * (m - 1) + 1, s)
                     for k, d, s, m in zip(at, w.dilations, w.strides, counts))  # fmt: skip
-        made[(slice(None), slice(None), *key)] += columns[(slice(None), slice(None), *at)]
-    return made[(slice(None), slice(None), *(slice(a, a + n) for n, (a, _) in zip(image, w.pads)))]
+        made[key(slice(None), slice(None), *strided)] += columns[key(slice(None), slice(None), *at)]
+    inner = [slice(a, a + n) for n, (a, _) in zip(image, w.pads)]
+    return made[key(slice(None), slice(None), *inner)]
 
 
 # ---- resize ----
@@ -320,10 +326,10 @@ def _weights(n: int, m: int, scale: float, call: Call, roi: Any, mode: str,
     if mode == "nearest":
         rounding = call.get("nearest_mode", "round_prefer_floor")
         rounding = "floor" if call.version < 11 else rounding
-        pick = {"round_prefer_floor": lambda v: np.ceil(v - 0.5), "floor": np.floor,
+        picks: dict[str, Any] = {"round_prefer_floor": lambda v: np.ceil(v - 0.5), "floor": np.floor,
                 "round_prefer_ceil": lambda v: np.floor(v + 0.5), "ceil": np.ceil,
-                "simple": lambda v: np.ceil(v) if scale < 1 else np.floor(v)}[rounding]  # fmt: skip
-        made[np.arange(m), np.clip(pick(at), 0, n - 1).astype(int)] = 1
+                "simple": lambda v: np.ceil(v) if scale < 1 else np.floor(v)}  # fmt: skip
+        made[np.arange(m), np.clip(picks[rounding](at), 0, n - 1).astype(int)] = 1
         return made, outside
     shrink = min(scale, 1.0) if antialias else 1.0
     reach = (1 if mode == "linear" else 2) / shrink
@@ -440,7 +446,7 @@ def _sample(x: np.ndarray, at: list[np.ndarray], mode: str, padding: str, align:
             elif padding == "reflection":
                 position = _reflect(position, n, align)
             index.append(np.clip(np.nan_to_num(position), 0, n - 1).astype(np.int64))
-        total += np.where(valid, x[(slice(None), *index)], 0) * weight
+        total += np.where(valid, x[key(slice(None), *index)], 0) * weight
     return total
 
 
@@ -525,7 +531,7 @@ def _roi_values(x: np.ndarray, ys: np.ndarray, xs: np.ndarray, apart: bool) -> n
         wx = np.abs(1 - dx - (clipped[1] - low[1]))
         iy, ix = (np.minimum(v + d, n - 1) for v, d, n in zip(low, (dy, dx), x.shape[1:]))
         parts.append(np.where(valid, x[:, iy, ix] * wy * wx, 0))
-    return np.stack(parts, -1) if apart else sum(parts)[..., None]
+    return np.stack(parts, -1) if apart else np.sum(parts, axis=0)[..., None]
 
 
 @host("DeformConv")

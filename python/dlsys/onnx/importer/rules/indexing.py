@@ -35,7 +35,7 @@ def _gather_array(call: Call, x: np.ndarray, indices: np.ndarray) -> np.ndarray:
 @host("GatherElements")
 def _gather_elements(call: Call, x: np.ndarray, indices: np.ndarray) -> np.ndarray:
     axis = call.get("axis", 0)
-    at = list(np.indices(indices.shape, sparse=True))
+    at: list[Any] = list(np.indices(indices.shape, sparse=True))
     at[axis] = _inside(call, indices, x.shape[axis])
     return x[tuple(at)]
 
@@ -70,7 +70,7 @@ def _put(call: Call, y: np.ndarray, at: tuple[Any, ...], updates: np.ndarray) ->
 @host("Scatter ScatterElements")
 def _scatter(call: Call, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> np.ndarray:
     axis = call.get("axis", 0)
-    at = list(np.indices(indices.shape, sparse=True))
+    at: list[Any] = list(np.indices(indices.shape, sparse=True))
     at[axis] = _inside(call, indices, x.shape[axis])
     return _put(call, x.copy(), tuple(at), updates)
 

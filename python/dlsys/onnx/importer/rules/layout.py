@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .... import functional as F
-from ..call import Call
+from ..call import Call, key
 from ..reader import array_of
 from ..registry import Unfit, graph, host, values
 from ..walk import guard
@@ -150,7 +150,7 @@ def _split(x: Any, parts: list[int], axis: int) -> tuple[Any, ...]:
     ends = np.cumsum(parts).tolist()
     if ends and ends[-1] != x.shape[axis]:
         raise ValueError(f"parts {parts} of an axis of {x.shape[axis]}")
-    return tuple(x[(*before, slice(end - n, end))] for n, end in zip(parts, ends))
+    return tuple(x[key(*before, slice(end - n, end))] for n, end in zip(parts, ends))
 
 
 @graph("Split", ALL, known=(1,))
@@ -158,9 +158,7 @@ def _split_nodes(call: Call, x: Any, split: Any = None) -> Any:
     return _split(x, _parts(call, x, split), call.get("axis", 0))
 
 
-host("Split")(
-    lambda call, x, split=None: _split(x, _parts(call, x, split), call.get("axis", 0))
-)
+host("Split")(lambda call, x, split=None: _split(x, _parts(call, x, split), call.get("axis", 0)))
 
 
 def _slices(call: Call, x: Any, starts: Any, ends: Any, axes: Any, steps: Any) -> tuple[Any, ...]:
@@ -242,7 +240,7 @@ def _range(call: Call, start: np.ndarray, limit: np.ndarray, delta: np.ndarray) 
 @host("EyeLike")
 def _eye_like(call: Call, x: np.ndarray) -> np.ndarray:
     dtype = x.dtype if call.get("dtype") is None else dtype_of(call.get("dtype"))
-    return np.eye(*x.shape, k=call.get("k", 0)).astype(dtype)
+    return np.eye(x.shape[0], x.shape[1], call.get("k", 0)).astype(dtype)
 
 
 @graph("Trilu", "fiub", known=(1,))
@@ -299,7 +297,7 @@ def _center_crop_pad(call: Call, x: np.ndarray, shape: Any) -> np.ndarray:
     for axis, wanted in zip(axes, (int(n) for n in shape)):
         n, before = x.shape[axis], (slice(None),) * axis
         if n >= wanted:
-            x = x[(*before, slice((n - wanted) // 2, (n - wanted) // 2 + wanted))]
+            x = x[key(*before, slice((n - wanted) // 2, (n - wanted) // 2 + wanted))]
         else:
             low = (wanted - n) // 2
             x = np.pad(x, [(low, wanted - n - low) if a == axis else (0, 0) for a in range(x.ndim)])

@@ -102,6 +102,6 @@ def _qlinear_conv(call: Call, x: Any, x_scale: Any, x_zero: Any, w: Any, w_scale
                   y_scale: Any, y_zero: Any, bias: Any = None) -> np.ndarray:  # fmt: skip
     b = None if bias is None else bias.astype(np.float64)
     total = convolve(call, _centered(x, x_zero, None), _centered(w, w_zero, 0), b)
-    scale = np.asarray(x_scale * w_scale / y_scale).reshape(-1)
+    scale: Any = np.asarray(x_scale * w_scale / y_scale).reshape(-1)
     scale = scale.reshape((-1, *[1] * (x.ndim - 2))) if scale.size > 1 else scale
     return quantized(total * scale, np.asarray(y_zero).astype(np.int64), y_zero.dtype)

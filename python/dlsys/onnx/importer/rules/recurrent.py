@@ -36,7 +36,9 @@ def _activations(call: Call, ns: Any, usual: list[str], direction: int) -> list[
     names = call.words("activations") or usual * 2
     named = {
         "sigmoid": ns.sigmoid, "tanh": ns.tanh, "relu": ns.relu,
-        "affine": lambda x: x * _of(call, "activation_alpha", 1.0) + _of(call, "activation_beta", 0),
+        "affine": lambda x: (
+            x * _of(call, "activation_alpha", 1.0) + _of(call, "activation_beta", 0.0)
+        ),
         "hardsigmoid": lambda x: ns.clip(x * 0.2 + 0.5, 0.0, 1.0),
     }  # fmt: skip
     n = len(usual)

@@ -58,7 +58,9 @@ def _dft(call: Call, x: np.ndarray, length: Any = None, axis: Any = None) -> np.
 
 
 @host("STFT", dynamic=True)
-def _stft(call: Call, x: np.ndarray, step: Any, window: Any = None, length: Any = None) -> np.ndarray:
+def _stft(
+    call: Call, x: np.ndarray, step: Any, window: Any = None, length: Any = None
+) -> np.ndarray:
     n = len(window) if length is None else int(np.ravel(length)[0])
     hop = int(np.ravel(step)[0])
     if hop < 1 or n < 1:

@@ -36,7 +36,7 @@ def _string_normalizer(call: Call, x: np.ndarray) -> np.ndarray:
     exact = bool(call.get("is_case_sensitive", 0))
     folded = stop if exact else {word.lower() for word in stop}
     words = [w for w in map(str, x.ravel()) if (w if exact else w.lower()) not in folded]
-    changes = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
+    changes: dict[str, Any] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
     words = [changes[change](w) for w in words] or [""]
     return _texts(words, (len(words),) if x.ndim == 1 else (1, len(words)))
 
@@ -101,10 +101,11 @@ def _label_encoder(call: Call, x: np.ndarray) -> np.ndarray:
         return [v.decode() if isinstance(v, bytes) else v for v in tensor.tolist()], tensor.dtype
 
     (keys, _), (found, dtype) = listed("keys"), listed("values")
-    usual: Any = "_Unused" if dtype is object or dtype == object else -1
-    usual = call.get("default_string", usual) if dtype == object else (
-        call.get("default_int64", -1) if np.dtype(dtype).kind in "iu"
-        else call.get("default_float", -0.0))  # fmt: skip
+    kind = np.dtype(dtype).kind
+    usual: Any = {
+        "O": lambda: call.get("default_string", "_Unused"),
+        "i": lambda: call.get("default_int64", -1),
+    }.get(kind, lambda: call.get("default_float", -0.0))()
     if "default_tensor" in call.attrs:
         usual = array_of(call.attrs["default_tensor"], None).ravel()[0]
         usual = usual.decode() if isinstance(usual, bytes) else usual
