@@ -25,6 +25,11 @@ from shared.measure import arguments, save
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "light")
 FORMS = ("plain", "dynamic", "constants")
+# Why the outputs of some tests differ, found by looking.
+KNOWN = {
+    "test_squeezenet": "equal weights make logits of 1e10, so that the rounding of a product, which "
+    "depends on the threads of the BLAS, decides the softmax",
+}
 RANDOM = "draws random numbers, whose bits nothing prescribes"
 Sets = list[tuple[list[Any], list[Any]]]
 
@@ -158,7 +163,7 @@ def counts(kind: str, form: str, ctx: Any) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             why = outcome(model, sets, form, ctx, rtol, atol)
         if why is not None:
-            refused[name] = why
+            refused[name] = KNOWN.get(name, why) if why.startswith("differs") else why
         bar.set_postfix(refused=len(refused))
     return {"passed": total - len(refused), "of": total, "refused": refused}
 

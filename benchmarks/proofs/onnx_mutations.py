@@ -1,4 +1,4 @@
-"""Thousands of damaged ONNX files: each is refused in one sentence, or runs, within seconds.
+"""Thousands of damaged ONNX files, by bytes and by fields: each is refused in one sentence, or runs, within seconds.
 
 python benchmarks onnx_mutations [--count 5000]
 """
@@ -16,7 +16,10 @@ from tqdm import tqdm
 
 from dlsys.errors import DlsysError
 from dlsys.onnx.importer import ImportedModel
+from dlsys.onnx.importer.registry import RULES
 from shared.measure import arguments, save
+
+OPERATORS = sorted(name for domain, name in RULES if not domain)
 
 
 def files() -> list[bytes]:
@@ -43,6 +46,28 @@ def mutant(data: bytes, draw: random.Random) -> bytes:
     return bytes(made)
 
 
+def misfit(proto: Any, draw: random.Random) -> None:
+    """Changes a readable model: an attribute's number, a name, an operator or an extent."""
+    nodes, kind = proto.graph.node, draw.randrange(5)
+    node, number = draw.choice(nodes), draw.choice((-1, 0, 1, 3, 7, 1 << 31, -(1 << 40), 1 << 62))
+    if kind == 0 and node.attribute:
+        attribute = draw.choice(node.attribute)
+        attribute.i = number
+        for k in range(len(attribute.ints)):
+            attribute.ints[k] = draw.choice((number, attribute.ints[k]))
+    elif kind == 1 and node.input:
+        others = [v.name for v in proto.graph.input] + [n.output[0] for n in nodes if n.output]
+        node.input[draw.randrange(len(node.input))] = draw.choice(others)
+    elif kind == 2:
+        node.op_type = draw.choice(OPERATORS)
+    elif kind == 3 and proto.graph.initializer:
+        tensor = draw.choice(proto.graph.initializer)
+        for k in range(len(tensor.dims)):
+            tensor.dims[k] = draw.choice((number, tensor.dims[k]))
+    else:
+        proto.opset_import[0].version = draw.randint(1, 26)
+
+
 def feeds_of(model: ImportedModel) -> dict[str, Any]:
     """Small arrays for the inputs that a model declares."""
     made = {}
@@ -63,10 +88,13 @@ def main(argv: list[str] | None = None) -> None:
     draw, models = random.Random(0), files()
     found = {"count": options.count, "unreadable": 0, "refused": 0, "ran": 0, "slowest_s": 0.0}
     for _ in tqdm(range(options.count), desc="damaged files"):
-        data = mutant(draw.choice(models), draw)
-        start = time.perf_counter()
+        data, start = draw.choice(models), time.perf_counter()
         try:
-            proto = onnx.ModelProto.FromString(data)
+            if draw.random() < 0.5:
+                proto = onnx.ModelProto.FromString(mutant(data, draw))
+            else:
+                proto = onnx.ModelProto.FromString(data)
+                misfit(proto, draw)
         except Exception:
             found["unreadable"] += 1
             continue

@@ -11,7 +11,7 @@ from typing import Any
 
 # The public modules, and the files of which they show what they import; all below a package.
 MODULES: dict[str, tuple[str, ...]] = {
-    "dlsys": ("dlsys.eager",),
+    "dlsys": ("dlsys.eager", "dlsys.inference"),
     "dlsys.functional": ("dlsys.functional",),
     "dlsys.nn": ("dlsys.nn",),
     "dlsys.optim": ("dlsys.optim",),

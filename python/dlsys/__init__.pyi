@@ -41,3 +41,5 @@ from .eager.tensor import Tensor as Tensor
 from .eager.tensor import apply as apply
 
 __version__: str
+from .inference import InferenceProgram as InferenceProgram
+from .inference import infer as infer

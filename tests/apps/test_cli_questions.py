@@ -4,6 +4,8 @@ images.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import tempfile
 import unittest
@@ -12,9 +14,12 @@ from pathlib import Path
 import numpy as np
 
 import support.small_digits as small
+from dlsys.apps import cli
 from dlsys.apps.pictures import normal_form, read_pictures
 from dlsys.data import write_idx
+from dlsys.train import load_model
 from support.devices import native_contexts
+from support.onnx_rows import MISSING, run_onnxruntime
 from support.small_digits import ENDING, MLP, Folder, needs
 
 
@@ -67,6 +72,18 @@ class Questions(Folder):
         self.assertEqual(len(re.split(r"\s{2,}", out.splitlines()[0])), 4, "three by default")
 
     @needs("PIL", "images")
+    @unittest.skipIf(MISSING, f"not here: {', '.join(MISSING)}")
+    def test_export_writes_what_other_runtimes_run(self) -> None:
+        file = self.folder / "net.onnx"
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            self.assertEqual(cli.main(["export", str(self.run_folder), str(file)]), 0)
+        said = out.getvalue()
+        self.assertRegex(said, r"(?m)^input +input: float \(batch, 1, 28, 28\)$")
+        self.assertIn('"mean"', said)
+        prepared = load_model(self.run_folder).trained_on.prepared(self.images)
+        (logits,) = run_onnxruntime(file, {"input": prepared.reshape(-1, 1, 28, 28)})
+        self.assertGreater(float(np.mean(logits.argmax(axis=1) == self.labels)), 0.9)
+
     def test_a_png_is_taken_for_what_the_idx_file_has(self) -> None:
         from PIL import Image
 

@@ -49,6 +49,7 @@ FLOORS = {
     "profile": 8,
     "learn": 9,
     "train": 9,
+    "inference": 9,
     "onnx": 10,
     "apps": 11,
     "__main__.py": 12,

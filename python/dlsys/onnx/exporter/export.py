@@ -15,10 +15,10 @@ from ...errors import GraphError, ShapeError
 from ...graph.infer import infer
 from ...graph.node import find_topo_sort
 from ...graph.spec import FLOAT32, Spec
+from ...inference.form import inference_form
 from ...nn import Module
 from ..package import onnx_package
 from .extents import Merger, assignments, is_even
-from .inference import inference_form
 from .inputs import Input, feeds_of, graph_of
 from .model import (
     Port,

@@ -39,7 +39,8 @@ def _row(name: str, found: list[Op]) -> Exportable:
         if op in RULES:
             return Exportable(name, RULES[op].targets, "")
     lowered = found[0].kernel is None and type(found[0]).simplify is not Op.simplify
-    return Exportable(name, "", "" if lowered else NO_RULE)
+    composed = hasattr(found[0], "compose")
+    return Exportable(name, "", "" if lowered or composed else NO_RULE)
 
 
 def _is_kernel(found: list[Op]) -> bool:

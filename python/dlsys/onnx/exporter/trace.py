@@ -173,6 +173,9 @@ class Emitter:
         made = rule.emit(self, node, *inputs) if rule is not None else None
         if made is None:
             made = node.op.simplify(node)
+        if made is None and hasattr(node.op, "compose"):  # its values by other operators
+            values = tuple(map(self.value, node.op.compose(node)))
+            return values if node.op.outputs > 1 else values[0]
         if made is None:
             raise Refused(NO_RULE)
         return self.add(made) if isinstance(made, Node) else made

@@ -326,9 +326,11 @@ def _weights(n: int, m: int, scale: float, call: Call, roi: Any, mode: str,
     if mode == "nearest":
         rounding = call.get("nearest_mode", "round_prefer_floor")
         rounding = "floor" if call.version < 11 else rounding
-        picks: dict[str, Any] = {"round_prefer_floor": lambda v: np.ceil(v - 0.5), "floor": np.floor,
-                "round_prefer_ceil": lambda v: np.floor(v + 0.5), "ceil": np.ceil,
-                "simple": lambda v: np.ceil(v) if scale < 1 else np.floor(v)}  # fmt: skip
+        picks: dict[str, Any] = {
+            "round_prefer_floor": lambda v: np.ceil(v - 0.5), "floor": np.floor,
+            "round_prefer_ceil": lambda v: np.floor(v + 0.5), "ceil": np.ceil,
+            "simple": lambda v: np.ceil(v) if scale < 1 else np.floor(v),
+        }  # fmt: skip
         made[np.arange(m), np.clip(picks[rounding](at), 0, n - 1).astype(int)] = 1
         return made, outside
     shrink = min(scale, 1.0) if antialias else 1.0

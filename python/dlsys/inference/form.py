@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...graph.lines import attributed_to
-from ...graph.node import Node, find_topo_sort, same_nodes
-from ...ops.norm.batch_norm import batch_normalize_op, running_statistics_op
-from ...ops.random.sampling import masked_op
+from ..graph.lines import attributed_to
+from ..graph.node import Node, find_topo_sort, same_nodes
+from ..ops.norm.batch_norm import batch_normalize_op, running_statistics_op
+from ..ops.random.sampling import masked_op
 
 
 def inference_form(fetches: Sequence[Node]) -> list[Node]:

@@ -1,0 +1,3 @@
+"""Inference programs: a trained model with its weights as they are, folded."""
+
+from .program import InferenceProgram, infer

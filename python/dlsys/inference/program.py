@@ -1,0 +1,142 @@
+"""A model as a program for inference alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from ..autodiff import Executor, Node, Variable
+from ..describe import described
+from ..eager.tensor import Tensor
+from ..errors import GraphError, ShapeError
+from ..nn import Module
+from .fold import folded
+from .form import inference_form
+
+_CLOSE = 1e-4  # of the largest number, between a batch as it is and the same in a bucket
+
+
+class InferenceProgram:
+    """What `infer` returns: call it with arrays, get arrays.
+
+    Shapes of samples may change from call to call; each has a graph of its own. `buckets` are the
+    batches that are planned for, ascending; None plans for each batch as it comes.
+
+    model: what is computed, of which it has a copy. ctx: where.
+
+    >>> program = dl.infer(nn.MLP((4, 3), seed=0), buckets=(8, 1))
+    >>> program.buckets, program(np.ones((20, 4))).shape
+    ((1, 8), (20, 3))
+    """
+
+    __repr__ = described
+
+    def __init__(self, model: Module, ctx: Any, buckets: Sequence[int] | None) -> None:
+        if buckets is not None and (not buckets or min(buckets) < 1):
+            raise GraphError(f"infer: buckets are batches of at least 1, got {tuple(buckets)}")
+        self.buckets = None if buckets is None else tuple(sorted(set(buckets)))
+        self._model, self._ctx = deepcopy(model), ctx
+        self._executors: dict[Any, _Entry] = {}
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The model's output for a batch: an array, or a tuple of several.
+
+        inputs: arrays or Tensors, samples along axis 0; float64 is taken as float32. ShapeError
+        where they differ in number.
+        """
+        arrays = [x.numpy() if isinstance(x, Tensor) else np.asarray(x) for x in inputs]
+        arrays = [x.astype(np.float32) if x.dtype == np.float64 else x for x in arrays]
+        counts = {x.shape[:1] for x in arrays}
+        if len(counts) != 1 or () in counts:
+            shapes = ", ".join(str(x.shape) for x in arrays) or "nothing"
+            raise ShapeError(f"infer: expected as many samples in each input, got {shapes}")
+        entry = self._entry(arrays)
+        (count,) = counts.pop()
+        size = count if self.buckets is None else self.buckets[-1]
+        parts = [
+            self._bucket(entry, [x[k : k + size] for x in arrays])
+            for k in range(0, max(count, 1), max(size, 1))
+        ]
+        made = [
+            np.concatenate(outputs) if len(parts) > 1 else outputs[0] for outputs in zip(*parts)
+        ]
+        return made[0] if entry.single else tuple(made)
+
+    def _entry(self, arrays: Sequence[np.ndarray]) -> _Entry:
+        key = tuple((x.shape[1:], x.dtype.str) for x in arrays)
+        if key not in self._executors:
+            self._executors[key] = _Entry(self._model, self._ctx, arrays)
+        return self._executors[key]
+
+    def _bucket(self, entry: _Entry, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The outputs of a batch that fits into the largest bucket, run in the smallest that it
+        fits into.
+        """
+        count = len(arrays[0])
+        size = count
+        if self.buckets is not None:
+            size = next(bucket for bucket in self.buckets if bucket >= count)
+        if size == count:
+            return entry.run(arrays)
+        padded = [np.concatenate([x, np.zeros_like(x, shape=(size - count, *x.shape[1:]))])
+                  for x in arrays]  # fmt: skip
+        outputs = [y[:count] for y in entry.run(padded)]
+        entry.check_rows(arrays, outputs)
+        return outputs
+
+
+class _Entry:
+    """The folded graph for samples of one shape, and its executor, which plans for each batch."""
+
+    def __init__(self, model: Module, ctx: Any, arrays: Sequence[np.ndarray]) -> None:
+        self._inputs = [
+            Variable(f"x{k}", (None, *x.shape[1:]), x.dtype) for k, x in enumerate(arrays)
+        ]
+        with model.in_mode(False):
+            made = model(*self._inputs)
+        nodes: list[Node] = list(made) if isinstance(made, (tuple, list)) else [made]
+        if not all(isinstance(node, Node) and (node.shape or (0,))[0] is None for node in nodes):
+            raise GraphError("infer: expected outputs with the samples along axis 0")
+        self.single = nodes[0] is made
+        self._executor = Executor(folded(inference_form(nodes)), ctx)
+        self._used = set(self._executor.topo_order)
+        self._checked = False
+
+    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The outputs."""
+        feeds = {x: array for x, array in zip(self._inputs, arrays) if x in self._used}
+        return self._executor.run(feeds, convert_to_numpy_ret_vals=True)
+
+    def check_rows(self, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """Compares, once, the outputs of a padded batch with those of the batch as it is."""
+        if self._checked:
+            return
+        self._checked = True
+        for padded, plain in zip(outputs, self.run(arrays)):
+            scale = float(np.max(np.abs(plain), initial=0)) or 1.0
+            if not np.allclose(padded, plain, rtol=_CLOSE, atol=_CLOSE * scale, equal_nan=True):
+                raise GraphError(
+                    "infer: samples of a batch depend on each other, so that a batch cannot be "
+                    "filled up to a bucket; leave buckets out"
+                )
+
+
+def infer(
+    model: Module, *, ctx: Any = None, buckets: Sequence[int] | None = None
+) -> InferenceProgram:
+    """A model for inference alone: its weights as they are now, without dropout, with batch
+    normalization folded into the layers before it, and what depends on no input computed once.
+
+    ctx: where it runs. buckets: the batches to plan for, such as (1, 8, 32): a batch is filled up
+    with zeros to the next of them, and larger ones are cut; on a GPU each is one captured graph. By
+    default each batch has a plan of its own. Later changes of the model do not matter to it.
+    GraphError where outputs do not have their samples along axis 0, at the first call.
+
+    >>> classify = dl.infer(nn.LeNet5(seed=0), buckets=(1, 8))
+    >>> classify(np.zeros((3, 1, 28, 28), np.float32)).shape
+    (3, 10)
+    """
+    return InferenceProgram(model, ctx, buckets)

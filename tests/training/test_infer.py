@@ -1,0 +1,123 @@
+"""Inference programs: the model's outputs, by fewer operators, from weights that no longer move."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Callable
+
+import numpy as np
+
+import dlsys as dl
+from dlsys import autodiff as ad
+from dlsys import functional as F
+from dlsys import nn
+from dlsys.errors import GraphError, ShapeError
+from dlsys.graph.node import Node
+from support.devices import native_contexts
+from support.graphs import evaluate
+
+RNG = np.random.default_rng(0)
+
+
+def moved(model: nn.Module) -> nn.Module:
+    """The model with statistics, scales and shifts as after training."""
+    for name, state in model.named_state():
+        if "running" in name or state.spec.shape and state.asnumpy().std() == 0:
+            state.set(RNG.uniform(0.5, 1.5, state.shape).astype(np.float32))
+    return model
+
+
+def operators(program: dl.InferenceProgram) -> list[str]:
+    """The operators of the program's one graph."""
+    (entry,) = program._executors.values()
+    return [node.op.name for node in entry._executor.topo_order if not node.op.leaf]
+
+
+class Programs(unittest.TestCase):
+    def check(self, model: nn.Module, *shape: int, batches: tuple[int, ...] = (1, 3, 9)) -> None:
+        x = RNG.standard_normal((max(batches), *shape)).astype(np.float32)
+        wanted = model.eval()(dl.tensor(x, device=None)).numpy()
+        model.train()
+        for ctx in (None, *native_contexts()):
+            for buckets in (None, (1, 4)):
+                self.program = dl.infer(model, ctx=ctx, buckets=buckets)
+                for count in batches:
+                    got = self.program(x[:count])
+                    scale = np.abs(wanted).max()
+                    # Folding rounds weights once more: 1e-6 of the largest output was measured.
+                    np.testing.assert_allclose(got, wanted[:count], rtol=0, atol=1e-5 * scale)
+
+    def test_batch_normalization_goes_into_convolutions(self) -> None:
+        self.check(moved(nn.ResNetMNIST(seed=0)), 1, 28, 28, batches=(1, 3))
+        self.assertNotIn("batch_normalize", operators(self.program))
+
+    def test_and_into_linear_layers(self) -> None:
+        for bias in (True, False):
+            layers = [nn.Linear(6, 8, bias=bias), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.ReLU()]
+            self.check(moved(nn.Sequential(*layers, nn.Linear(8, 3))), 6)
+            self.assertNotIn("batch_normalize", operators(self.program))
+
+    def test_not_where_the_layer_is_read_otherwise(self) -> None:
+        class Twice(nn.Module):
+            def __init__(self) -> None:
+                self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+            def forward(self, x: Node) -> Node:
+                y = self.layer(x)
+                return self.norm(y) + y
+
+        self.check(moved(Twice()), 4)
+        self.assertIn("batch_normalize", operators(self.program))
+
+    def test_what_depends_on_no_input_is_a_value(self) -> None:
+        class Attending(nn.Module):
+            def __init__(self) -> None:
+                self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 4)
+
+            def forward(self, x: Node) -> Node:
+                return x @ F.softmax(self.b.weight @ self.a.weight, axis=-1)
+
+        model, x = Attending(), RNG.standard_normal((3, 4)).astype(np.float32)
+        node = ad.Variable("x", (None, 4), np.float32)
+        for ctx in (None, *native_contexts()):
+            program = dl.infer(model, ctx=ctx)
+            wanted = evaluate([model(node)], {node: x})[0]
+            np.testing.assert_allclose(program(x), wanted, rtol=1e-5, atol=1e-6)
+            self.assertEqual(operators(program), ["product"])
+
+    def test_later_changes_of_the_model_do_not_matter(self) -> None:
+        model = nn.MLP((4, 3), seed=0)
+        program, x = dl.infer(model), np.ones((2, 4), np.float32)
+        before = model(dl.tensor(x, device=None)).numpy()
+        for state in model.parameters():
+            state.set(np.zeros(state.shape, np.float32))
+        np.testing.assert_allclose(program(x), before, rtol=1e-6)
+
+    def test_what_is_refused(self) -> None:
+        class Mixing(nn.Module):
+            def forward(self, x: Node) -> Node:
+                return x - F.mean(x, axis=0)
+
+        ones = np.ones((3, 2), np.float32)
+        calls: list[tuple[str, type, Callable]] = [
+            ("buckets are batches of at least 1", GraphError,
+             lambda: dl.infer(Mixing(), buckets=())),
+            ("samples of a batch depend on each other", GraphError,
+             lambda: dl.infer(Mixing(), buckets=(4,))(ones)),
+            ("outputs with the samples along axis 0", GraphError,
+             lambda: dl.infer(nn.Sequential(nn.Linear(2, 2), Total()))(ones)),
+            ("as many samples in each input", ShapeError,
+             lambda: dl.infer(Mixing())(ones, ones[:1])),
+        ]  # fmt: skip
+        for message, kind, call in calls:
+            with self.subTest(message), self.assertRaisesRegex(kind, message):
+                call()
+
+
+class Total(nn.Module):
+    def forward(self, x: Node) -> Node:
+        return F.sum(x)
+
+
+if __name__ == "__main__":
+    unittest.main()
