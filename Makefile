@@ -75,7 +75,7 @@ help:
 	@echo "make ubsan      the same under UndefinedBehaviorSanitizer; make tsan under ThreadSanitizer"
 	@echo "make fuzz       random operators, files, options, kills, new draws; SECONDS=600 SEED=1 ARGS=operators"
 	@echo "make soak       100,000 training steps of Tensors, whose memory must stay flat; ARGS=--device gpu"
-	@echo "make onnx       every operator as an ONNX file, in ONNX Runtime and onnx's own evaluator"
+	@echo "make onnx       every operator as an ONNX file elsewhere, onnx's backend tests here, damaged files"
 	@echo "make lib        the native library for this machine: CPU, and its GPU if nvcc is found"
 	@echo "make wheel      a wheel for every supported GPU, in dist/"
 	@echo "make lint       ruff, mypy, clang-format; make format mends what they can mend"
@@ -198,6 +198,8 @@ soak: $(call READY,run)
 # Some minutes on one core; the status is not 0 where a runtime gives something else.
 onnx: $(call READY,test)
 	@$(RUN) benchmarks onnx_export $(ARGS)
+	@$(RUN) benchmarks onnx_backend
+	@$(RUN) benchmarks onnx_mutations
 
 bench: $(call READY,$(if $(PEERS),peers,run))
 	+@$(SUBMAKE) lib

@@ -1,0 +1,107 @@
+"""Quantized and integer operators, on the host: scales of any granularity, int4 to uint16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..call import Call
+from ..registry import host
+from .elementwise import cast, dtype_of, wide
+from .images import convolve
+from .products import product_of_integers
+
+
+def _spread(call: Call, v: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Scales or zero points of one value, an axis, or blocks of it, to broadcast against x."""
+    axis, block = call.get("axis", 1) % max(x.ndim, 1), call.get("block_size", 0)
+    v = wide(v) if v.dtype.kind not in "iu" else v.astype(np.int64)
+    if v.size == 1 and v.ndim < 2:
+        return v.reshape(())
+    if v.ndim == 1 and not block:
+        return v.reshape([-1 if a == axis else 1 for a in range(x.ndim)])
+    return np.take(np.repeat(v, block or 1, axis), range(x.shape[axis]), axis)
+
+
+def _range(dtype: np.dtype) -> tuple[int, int]:
+    """The least and largest integer of a dtype, those of 2 and 4 bits too."""
+    bits = int("".join(c for c in dtype.name if c.isdigit()))
+    unsigned = dtype.name.startswith("u")
+    return (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def quantized(y: np.ndarray, zero: Any, dtype: np.dtype) -> np.ndarray:
+    """Floats in units of the scale, as integers about a zero point, to even, saturated."""
+    low, high = _range(dtype)
+    moved = np.rint(y) + (0 if zero is None else zero)
+    return np.clip(moved, low, high).astype(np.int64).astype(dtype)
+
+
+@host("QuantizeLinear")
+def _quantize(call: Call, x: np.ndarray, scale: np.ndarray, zero: Any = None) -> np.ndarray:
+    code = call.get("output_dtype", 0)
+    dtype = zero.dtype if zero is not None else dtype_of(code) if code else np.dtype(np.uint8)
+    ratio = wide(x) / _spread(call, scale, x)
+    if dtype.name.startswith("float"):
+        return cast(ratio.astype(np.float32), dtype, bool(call.get("saturate", 1)))
+    return quantized(ratio, None if zero is None else _spread(call, zero, x), dtype)
+
+
+@host("DequantizeLinear")
+def _dequantize(call: Call, x: np.ndarray, scale: np.ndarray, zero: Any = None) -> np.ndarray:
+    code = call.get("output_dtype", 0)
+    values = x.astype(np.float32) if x.dtype.name.startswith("float") else x.astype(np.int64)
+    if zero is not None:
+        z = _spread(call, zero, x)
+        values = values - z.astype(values.dtype)
+    made = values * _spread(call, scale, x)
+    return made.astype(dtype_of(code) if code else scale.dtype)
+
+
+@host("DynamicQuantizeLinear")
+def _dynamic(call: Call, x: np.ndarray) -> tuple[np.ndarray, ...]:
+    low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
+    scale = np.float32((np.float32(high) - np.float32(low)) / 255)
+    scale = scale if scale else np.float32(1)
+    zero = np.clip(np.rint(np.float32(-low) / scale), 0, 255).astype(np.uint8)
+    return quantized(x / scale, int(zero), np.dtype(np.uint8)), np.asarray(scale), np.asarray(zero)
+
+
+def _factor(scale: Any, rows: bool) -> Any:
+    """A scale of the left operand: one value, or one for each row."""
+    return scale[:, None] if rows and np.ndim(scale) == 1 and np.size(scale) > 1 else scale
+
+
+@host("QLinearMatMul")
+def _qlinear_matmul(call: Call, a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any,
+                    b_zero: Any, y_scale: Any, y_zero: Any) -> np.ndarray:  # fmt: skip
+    total = product_of_integers(a, b, a_zero, b_zero).astype(np.float64)
+    scale = wide(_factor(a_scale, True)) * wide(b_scale) / wide(_factor(y_scale, True))
+    return quantized(total * scale, np.asarray(y_zero).astype(np.int64), y_zero.dtype)
+
+
+def _centered(x: np.ndarray, zero: Any, axis: int | None) -> np.ndarray:
+    """x less its zero points, one for all or one for each position of an axis, in float64."""
+    if zero is None:
+        return x.astype(np.float64)
+    z = np.asarray(zero).astype(np.float64)
+    if z.size > 1 and axis is not None:
+        z = z.reshape([-1 if a == axis else 1 for a in range(x.ndim)])
+    return x.astype(np.float64) - z
+
+
+@host("ConvInteger")
+def _conv_integer(call: Call, x: Any, w: Any, x_zero: Any = None, w_zero: Any = None) -> np.ndarray:
+    made = convolve(call, _centered(x, x_zero, None), _centered(w, w_zero, 0), None)
+    return np.rint(made).astype(np.int32)
+
+
+@host("QLinearConv")
+def _qlinear_conv(call: Call, x: Any, x_scale: Any, x_zero: Any, w: Any, w_scale: Any, w_zero: Any,
+                  y_scale: Any, y_zero: Any, bias: Any = None) -> np.ndarray:  # fmt: skip
+    b = None if bias is None else bias.astype(np.float64)
+    total = convolve(call, _centered(x, x_zero, None), _centered(w, w_zero, 0), b)
+    scale: Any = np.asarray(x_scale * w_scale / y_scale).reshape(-1)
+    scale = scale.reshape((-1, *[1] * (x.ndim - 2))) if scale.size > 1 else scale
+    return quantized(total * scale, np.asarray(y_zero).astype(np.int64), y_zero.dtype)
