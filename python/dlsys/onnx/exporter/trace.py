@@ -174,7 +174,7 @@ class Emitter:
         if made is None:
             made = node.op.simplify(node)
         if made is None and is_composed(node.op):
-            values = tuple(map(self.value, node.op.compose(node)))  # type: ignore[attr-defined]
+            values = tuple(map(self.value, node.op.compose(node)))
             return values if node.op.outputs > 1 else values[0]
         if made is None:
             raise Refused(NO_RULE)
