@@ -99,6 +99,7 @@ class AttentionOp(AttentionBase):
     """
 
     name = kernel = "attention"
+    autocast, autocast_inputs = "bf16", (0, 1, 2)
     outputs = 2
     tolerance = 1e-4
     has_precision = tunable = True
@@ -144,6 +145,7 @@ class AttentionGradientOp(AttentionBase):
     """The gradients of q, k and v from those of y, where the weights are computed anew."""
 
     name = kernel = "attention_gradient"
+    autocast, autocast_inputs = "bf16", (0, 1, 2, 3, 5)
     names = ("q", "k", "v", "y", "lse", "dy")
     outputs = 3
     tolerance = 1e-4
