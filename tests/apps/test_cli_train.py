@@ -86,7 +86,7 @@ class Options(Folder):
     def test_precision_changes_the_course_a_little(self) -> None:
         exact, found = (self.losses("-e", 2, "--precision", word) for word in ("fp32", "bf16"))
         self.assertNotEqual(found, exact)
-        np.testing.assert_allclose(found, exact, rtol=0.05)
+        np.testing.assert_allclose(found, exact, rtol=0.02)  # measured: 0.0073
         plain = ("-m", "mlp", "-c", "numpy", "-e", 1, "--batch-size", 20, "-l")  # the assignment's
         lines = [self.done(*plain, "--precision", word) for word in ("fp32", "bf16")]
         self.assertEqual(len({re.search(r"loss (\S+)", line)[1] for line in lines}), 2)  # type: ignore[index]

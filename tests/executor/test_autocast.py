@@ -186,12 +186,12 @@ KINDS = ("dense", "convolutions", "transformer")
 
 class Devices(unittest.TestCase):
     def test_every_device_trains_as_float32_does(self) -> None:
-        """Of losses near 2, an output is rounded to 2^-8 of itself, and the first losses differ by
-        half of that. Steps amplify the differences. Measured: 0.6 of what is allowed.
+        """What is allowed is a quarter of a rounding to bfloat16 of the first loss, 2.3 to 4.1, for
+        each step so far. Measured: at most 0.86 of it, on numpy, the CPU and an emulated GPU.
         """
         for kind in KINDS:
             wanted = np.array(Network(kind).losses(None, "fp32"))
-            allowed = ROUNDING[bfloat16] * wanted[0] * (1 + np.arange(4))
+            allowed = ROUNDING[bfloat16] / 4 * wanted[0] * (1 + np.arange(4))
             for ctx in (None, *native_contexts()):
                 with self.subTest(kind=kind, ctx=ctx):
                     found = np.array(Network(kind).losses(ctx))
@@ -245,13 +245,16 @@ class Devices(unittest.TestCase):
 
 class Tensors(unittest.TestCase):
     def test_a_step_under_set_precision_and_jit(self) -> None:
-        """Both give the losses of an executor of the same step, and dtypes stay."""
+        """Both give the losses of an executor of the same step. Measured: the same bits, where
+        those of float32 are 3e-4 away.
+        """
         for device in (None, *native_contexts()):
             wanted = self.losses(device, "executor")
             for way in ("eager", "jit"):
                 found = self.losses(device, way)
-                np.testing.assert_allclose(found, wanted, rtol=2e-3, err_msg=way)
-            self.assertNotEqual(wanted, self.losses(device, "fp32"))
+                np.testing.assert_allclose(found, wanted, rtol=1e-5, err_msg=way)
+            exact = np.array(self.losses(device, "fp32"))
+            self.assertGreater(np.max(abs(exact / wanted - 1)), 1e-4)
 
     def losses(self, device: Context | None, way: str) -> list[float]:
         rng = np.random.default_rng(0)
@@ -325,14 +328,14 @@ class Fusions(unittest.TestCase):
 @needs_torch
 class AgainstTorch(unittest.TestCase):
     def test_gradients_are_as_close_to_float64_as_those_of_autocast(self) -> None:
-        """Two layers with a normalization, five sets of weights. Measured: ours is 0.81 to 1.00 of
+        """Two layers with a normalization, five sets of weights. Measured: ours is 0.62 to 0.79 of
         PyTorch's.
         """
         for seed in range(5):
             weights, x, y = self.drawn(seed)
             theirs = self.torch_gradients(weights, x, y, "bfloat16")
             exact = self.torch_gradients(weights, x, y, None)
-            bound = 1.02 * self.distance(theirs, exact)
+            bound = self.distance(theirs, exact)
             for ctx in (None, *native_contexts()):
                 ours = self.gradients(weights, x, y, ctx)
                 self.assertLess(self.distance(ours, exact), bound, (seed, ctx))
