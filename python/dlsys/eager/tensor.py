@@ -228,6 +228,8 @@ class Tensor(ArrayMethods, Values, Eager):
         self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any
     ) -> Any:
         """numpy's functions take the values, and give arrays: `np.mean(x)`."""
+        if function in (np.shape, np.ndim):  # for which nothing is computed, also in `jit`
+            return getattr(self, function.__name__)
         return function(*_arrays(args), **_arrays(kwargs))
 
     def __dlpack__(self, **options: Any) -> Any:
