@@ -100,7 +100,10 @@ class Tensor(ArrayMethods, Values, Eager):
     def of(engine: Engine, tape: Tape, out: Out) -> Tensor:
         """The Tensor of a value of a tape."""
         self = _new(Tensor)
-        self.engine, self._tape, self._out, self._value = engine, tape, out, None
+        self.engine = engine
+        self._tape = tape
+        self._out = out
+        self._value = None
         self._requires = out.requires_grad
         return self
 
