@@ -66,6 +66,8 @@ class Tensors:
         self.assertEqual((np.sum(x), np.mean(x), np.max(x)), (11, 2.75, 5))
         np.testing.assert_array_equal(np.stack([x, x + 1])[1], [[2, 3], [4, 6]])
         np.testing.assert_array_equal(np.sum(x, axis=0, keepdims=True), [[4, 7]])
+        y = x + 1
+        self.assertEqual((np.shape(y), np.ndim(y), y._value), ((2, 2), 2, None))
         self.assertEqual((round(x.mean(), 1), round(x.mean())), (2.8, 3))
         with self.assertRaisesRegex(ShapeError, "round"):
             round(x)

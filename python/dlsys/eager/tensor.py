@@ -100,7 +100,10 @@ class Tensor(ArrayMethods, Values, Eager):
     def of(engine: Engine, tape: Tape, out: Out) -> Tensor:
         """The Tensor of a value of a tape."""
         self = _new(Tensor)
-        self.engine, self._tape, self._out, self._value = engine, tape, out, None
+        self.engine = engine
+        self._tape = tape
+        self._out = out
+        self._value = None
         self._requires = out.requires_grad
         return self
 
@@ -228,6 +231,8 @@ class Tensor(ArrayMethods, Values, Eager):
         self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any
     ) -> Any:
         """numpy's functions take the values, and give arrays: `np.mean(x)`."""
+        if function in (np.shape, np.ndim):  # for which nothing is computed, also in `jit`
+            return getattr(self, function.__name__)
         return function(*_arrays(args), **_arrays(kwargs))
 
     def __dlpack__(self, **options: Any) -> Any:
