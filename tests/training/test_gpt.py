@@ -15,13 +15,13 @@ from dlsys import autodiff as ad
 from dlsys import functional as F
 from dlsys import nn, train
 from dlsys.errors import DataError, GraphError
-from dlsys.runtime.device import cpu, unavailable
+from dlsys.runtime.device import cpu, gpu, unavailable
 from dlsys.train import safetensors
 from support.gradcheck import check_gradients
 
 SIZES = dict(vocabulary=11, context=16, layers=2, heads=2, features=8)
 MODERN = dict(positions="rotary", norm="rms", mlp="swiglu", bias=False, tied=False)
-DEVICES = [None, *([cpu(0)] if unavailable(cpu(0)) is None else [])]
+DEVICES = [None, *(ctx for ctx in (cpu(0), gpu(0)) if unavailable(ctx) is None)]
 TOKENS = np.random.default_rng(0).integers(0, 11, 16)
 _TORCH = importlib.util.find_spec("torch") is not None
 _TRANSFORMERS = _TORCH and importlib.util.find_spec("transformers") is not None
@@ -118,7 +118,8 @@ class Models(unittest.TestCase):
 class Gradients(unittest.TestCase):
     def test_of_blocks_in_float64(self) -> None:
         rng = np.random.default_rng(0)
-        for options in ({}, MODERN):
+        # Rotary positions come in float32 alone; the next test has their gradient.
+        for options in ({}, MODERN | dict(positions="learned")):
             block = nn.GPT(**(SIZES | dict(features=4, layers=1)), **options, seed=0).h[0]
             for _, module in block.named_modules():
                 for name, value in list(vars(module).items()):
@@ -137,6 +138,16 @@ class Gradients(unittest.TestCase):
                 return executor.run({x: values[0]}, True)
 
             check_gradients(lambda values, at=at: at(values)[0], at(point)[1:], point, rng)
+
+    def test_of_rotary_positions(self) -> None:
+        # They are linear: the gradient of <rotate(x), w> with any d is <rotate(d), w>.
+        from dlsys.nn.models.gpt import rotate
+
+        x, d, w = np.random.default_rng(0).normal(size=(3, 2, 2, 5, 8)).astype(np.float32)
+        given = dl.tensor(x, requires_grad=True)
+        (rotate(given, 16) * dl.tensor(w)).sum().backward()
+        wanted = (rotate(dl.tensor(d), 16).numpy() * w).sum()
+        self.assertAlmostEqual(float((given.grad.numpy() * d).sum()), float(wanted), places=4)
 
 
 @unittest.skipUnless(_TRANSFORMERS, "needs transformers: pip install transformers")
@@ -228,6 +239,9 @@ class Generation(unittest.TestCase):
                 got = [decoder.read(TOKENS[:7]), *(decoder.read([t]) for t in TOKENS[7:])]
                 # Measured: 3e-8 of logits about 0.1; other shapes of products round otherwise.
                 np.testing.assert_allclose(np.stack(got), full[6:], atol=1e-6)
+                if ctx == gpu(0):
+                    report = str(decoder._programs[1][0].report())
+                    self.assertIn("1 launch(es) a run", report)  # a token is one captured graph
 
     def test_what_stands_behind_a_reset_is_not_seen(self) -> None:
         model = nn.GPT(**SIZES, seed=0)

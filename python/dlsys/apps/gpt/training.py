@@ -22,6 +22,7 @@ from ..usage import UsageError
 
 _MODEL = ("layers", "heads", "features", "context", "dropout", "positions", "norm", "mlp")
 _MOST_SAMPLED = 200  # tokens of a sample while it trains
+_VALIDATED = 40  # batches, a sample of the text held back; `evaluate` takes all of it
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace, ctx: Context | None) -> None:
         optimizer_of(settings),
         F.cross_entropy,
         settings.epochs,
-        validation=text.TokenLoader(tokens["validation"], *batch),
+        validation=_validation(tokens["validation"], *batch),
         ctx=ctx,
         metrics=(),
         callbacks=[train.Checkpoint(folder), train.JsonLog(folder / "log.jsonl"), lines],
@@ -101,6 +102,14 @@ def optimizer_of(settings: Settings) -> optim.Optimizer:
         clip_norm=settings.clip or None,
         accumulate=settings.accumulate,
     )
+
+
+def _validation(tokens: text.Tokens, batch_size: int, length: int) -> text.TokenLoader:
+    """All batches of the text that is held back, or, of more, the same sample each time."""
+    everything = text.TokenLoader(tokens, batch_size, length)
+    if len(everything) <= _VALIDATED:
+        return everything
+    return text.TokenLoader(tokens, batch_size, length, _VALIDATED, shuffle=True)
 
 
 def _config(settings: Settings, vocabulary: int) -> nn.GPTConfig:

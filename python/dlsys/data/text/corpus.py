@@ -40,8 +40,8 @@ def text_files(paths: Iterable[str | Path], max_bytes: int | None = None) -> Ite
     """The texts of UTF-8 files, each a document; of a folder those of all files below it that end
     in .txt, .md, .rst or .py, by name.
 
-    max_bytes: ends behind so many bytes. DataError for what cannot be read and for folders without
-    such files.
+    paths: files and folders. max_bytes: ends behind so many bytes. DataError for what cannot be
+    read and for folders without such files.
     """
     found: list[Path] = []
     for path in map(Path, paths):

@@ -71,10 +71,10 @@ class Decoder:
     """A GPT with the keys and values of the tokens that it has read, so that each further token
     costs one program of fixed shapes, which a GPU replays as one captured graph.
 
-    model: the GPT. ctx: by default where its Parameters are. Prompts are read in pieces whose lengths are
-    powers of two, so that any length takes few programs. The context's end drops the older half of
-    the tokens, and what is left is read anew. The Decoder shares the model's Parameters: behind a
-    `reset` it writes with those of then.
+    model: the GPT. ctx: by default where its Parameters are. Prompts are read in pieces whose
+    lengths are powers of two, so that any length takes few programs. The context's end drops the
+    older half of the tokens, and what is left is read anew. The Decoder shares the model's
+    Parameters: behind a `reset` it writes with those of then.
 
     >>> model = nn.GPT(vocabulary=5, context=8, layers=1, heads=1, features=4, seed=0)
     >>> decoder = nn.Decoder(model)
