@@ -43,5 +43,7 @@ class Emulator(unittest.TestCase):
         for line in lines:
             with self.subTest(line):
                 self.assertTrue(line.endswith(": yes"), line)
-        self.assertRegex(done.stderr, "^emulated GPU: 128 of 128 threads of block 0 wait for others")
+        self.assertRegex(
+            done.stderr, "^emulated GPU: 128 of 128 threads of block 0 wait for others"
+        )
         self.assertEqual(done.returncode, 0, done)
