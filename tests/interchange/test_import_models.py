@@ -58,8 +58,8 @@ class ShippedModels(unittest.TestCase):
             wanted = session.run(None, feeds)
             for ctx in (None, *native_contexts()):
                 for y, z in zip(model.run(feeds, ctx), wanted, strict=True):
-                    # Its sigmoid is 0 below about 1e-9, where ours is up to 5e-10.
-                    bound = max(1e-4 * np.abs(z).max(), 1e-8)
+                    # Its sigmoid is a multiple of 2^-25 near 0: measured up to 7.5e-8 from ours.
+                    bound = max(1e-4 * np.abs(z).max(), 2e-7)
                     np.testing.assert_allclose(y, z, rtol=1e-4, atol=bound)
 
     def feeds(self, session: object, shape: tuple[int, ...], seed: int) -> dict[str, np.ndarray]:
