@@ -17,7 +17,7 @@ from ...ops.leaf import Parameter
 from ..package import onnx_package
 from . import rules as rules
 from .reader import array_of, read
-from .walk import Scope, Walker, on_device
+from .walk import STORED, Scope, Walker, on_device
 
 
 class Value(NamedTuple):
@@ -61,7 +61,7 @@ class ImportedModel(Module):
         self.weights = {
             name: Parameter(array, name, trainable=name not in statistics)
             for name, array in initializers.items()
-            if array.dtype.name in ("float16", "float32")
+            if array.dtype.name in STORED
         }
         self._constants = {n: a for n, a in initializers.items() if n not in self.weights}
         self.inputs = [_value(v) for v in self.graph.input if v.name not in initializers]
