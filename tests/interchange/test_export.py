@@ -411,7 +411,7 @@ class Table(unittest.TestCase):
         text = (Path(dl.__file__).parents[2] / "docs" / "onnx.md").read_text(encoding="utf-8")
         shown = text.partition("exportable -->\n\n")[2].partition("\n<!-- end")[0]
         made = importlib.import_module("dlsys.onnx.exporter.table").markdown()
-        self.assertEqual(shown, made, "put there what `python -m dlsys.onnx exportable` prints")
+        self.assertEqual(shown, made, "run python -m dlsys.onnx exportable --write docs/onnx.md")
 
     def test_the_package_is_named_where_it_is_missing(self) -> None:
         with mock.patch.dict(sys.modules, {"onnx": None}):

@@ -71,3 +71,8 @@ def refusal_of(op: Op) -> str | None:
     if isinstance(op, Fused):
         return "a fusion makes it; export the graph as it was built"
     return None
+
+
+def is_composed(op: Op) -> bool:
+    """True for an operator whose `compose` gives its values by others."""
+    return getattr(type(op), "compose", None) is not getattr(Op, "compose", None)

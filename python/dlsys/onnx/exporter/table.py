@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ...graph.node import Op
 from ...ops.axes import AxisKernel
-from .registry import NO_RULE, RULES, operators, refusal_of
+from .registry import NO_RULE, RULES, is_composed, operators, refusal_of
 
 
 class Exportable(NamedTuple):
@@ -39,8 +39,7 @@ def _row(name: str, found: list[Op]) -> Exportable:
         if op in RULES:
             return Exportable(name, RULES[op].targets, "")
     lowered = found[0].kernel is None and type(found[0]).simplify is not Op.simplify
-    composed = hasattr(found[0], "compose")
-    return Exportable(name, "", "" if lowered or composed else NO_RULE)
+    return Exportable(name, "", "" if lowered or is_composed(found[0]) else NO_RULE)
 
 
 def _is_kernel(found: list[Op]) -> bool:

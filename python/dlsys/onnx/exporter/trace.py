@@ -18,7 +18,7 @@ from ...errors import GraphError
 from ...graph.node import Node
 from ...graph.spec import Spec
 from ...ops.leaf import Parameter
-from .registry import NO_RULE, RULES, refusal_of
+from .registry import NO_RULE, RULES, is_composed, refusal_of
 
 Value = str | tuple[str, ...]
 
@@ -173,8 +173,8 @@ class Emitter:
         made = rule.emit(self, node, *inputs) if rule is not None else None
         if made is None:
             made = node.op.simplify(node)
-        if made is None and hasattr(node.op, "compose"):  # its values by other operators
-            values = tuple(map(self.value, node.op.compose(node)))
+        if made is None and is_composed(node.op):
+            values = tuple(map(self.value, node.op.compose(node)))  # type: ignore[attr-defined]
             return values if node.op.outputs > 1 else values[0]
         if made is None:
             raise Refused(NO_RULE)
