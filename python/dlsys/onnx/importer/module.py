@@ -10,7 +10,7 @@ import numpy as np
 from ...eager.autograd import no_grad, watched
 from ...eager.device import engine_of
 from ...eager.tensor import Tensor
-from ...errors import DataError, quoted
+from ...errors import DataError, DlsysError, quoted
 from ...graph.node import Node
 from ...nn.module import Module
 from ...ops.leaf import Parameter
@@ -102,8 +102,13 @@ class ImportedModel(Module):
         given = {
             name: Tensor(x, device) if on_device(x, device) else x for name, x in feeds.items()
         }
-        with no_grad():
-            return [walker.look(y) for y in self._walk(walker, given)]
+        try:
+            with no_grad():
+                return [walker.look(y) for y in self._walk(walker, given)]
+        except DlsysError:
+            raise
+        except Exception as error:  # of what is computed here, behind the node that asked for it
+            raise DataError(f"the ONNX model cannot be computed: {quoted(str(error))}") from error
 
     def _walk(self, walker: Walker, given: dict[str, Any]) -> list[Any]:
         scope = Scope()
