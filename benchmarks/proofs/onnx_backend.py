@@ -27,8 +27,8 @@ KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "light")
 FORMS = ("plain", "dynamic", "constants")
 # Why the outputs of some tests differ, found by looking.
 KNOWN = {
-    "test_squeezenet": "equal weights make logits of 1e10, so that the rounding of a product, which "
-    "depends on the threads of the BLAS, decides the softmax",
+    "test_squeezenet": "equal weights make logits of 1e10, so that the rounding of a product, "
+    "which depends on the threads of the BLAS, decides the softmax",
 }
 RANDOM = "draws random numbers, whose bits nothing prescribes"
 Sets = list[tuple[list[Any], list[Any]]]

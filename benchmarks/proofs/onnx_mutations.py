@@ -1,4 +1,4 @@
-"""Thousands of damaged ONNX files, by bytes and by fields: each is refused in one sentence, or runs, within seconds.
+"""Damaged ONNX files by the thousand, in bytes and in fields: each is refused or runs, quickly.
 
 python benchmarks onnx_mutations [--count 5000]
 """

@@ -108,6 +108,35 @@ class Import(unittest.TestCase):
         ):
             ImportedModel(proto)(ad.Variable("x", (3,), np.float32))
 
+    def test_host_operators_are_steps_of_graphs(self) -> None:
+        nodes = [helper.make_node("LpPool", ["x"], ["a"], kernel_shape=[2, 2]),
+                 helper.make_node("Relu", ["a"], ["y"])]  # fmt: skip
+        proto = model(nodes, {"x": [2, 1, 4, 4]}, ["y"])
+        (wanted,) = self.expected(proto, {"x": X})
+        for ctx in (None, *native_contexts()):
+            x = ad.Variable("x", (2, 1, 4, 4), np.float32)
+            (got,) = ad.Executor([ImportedModel(proto)(x)], ctx).run({x: X}, True)
+            np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+    def test_loops_and_branches_follow_values(self) -> None:
+        """Adds x to itself until the sum exceeds 10: the condition is computed from a feed."""
+        body = helper.make_graph(
+            [helper.make_node("Add", ["s", "x"], ["t"]),
+             helper.make_node("ReduceSum", ["t"], ["total"], keepdims=0),
+             helper.make_node("Less", ["total", "ten"], ["go"]),
+             helper.make_node("Identity", ["t"], ["seen"])],
+            "body",
+            [onnx.ValueInfoProto(name=n) for n in ("k", "on", "s")],
+            [onnx.ValueInfoProto(name=n) for n in ("go", "t", "seen")],
+        )  # fmt: skip
+        loop = helper.make_node("Loop", ["", "", "x"], ["y", "all"], body=body)
+        proto = model([loop], {"x": [2]}, ["y", "all"], {"ten": np.array(10.0, np.float32)})
+        last, every = ImportedModel(proto).run({"x": np.array([1.0, 2.0], np.float32)})
+        np.testing.assert_array_equal(last, [4.0, 8.0])
+        self.assertEqual(every.shape, (3, 2))
+        with self.assertRaisesRegex(DataError, "only a feed decides"):
+            ImportedModel(proto)(ad.Variable("x", (2,), np.float32))
+
     def test_files_of_the_package(self) -> None:
         """Its models of PyTorch's layers and operators, with their data."""
         root = Path(onnx.__file__).parent / "backend" / "test" / "data"

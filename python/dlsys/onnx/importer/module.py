@@ -10,14 +10,14 @@ import numpy as np
 from ...eager.autograd import no_grad, watched
 from ...eager.device import engine_of
 from ...eager.tensor import Tensor
-from ...errors import DataError, quoted
+from ...errors import DataError, DlsysError, quoted
 from ...graph.node import Node
 from ...nn.module import Module
 from ...ops.leaf import Parameter
 from ..package import onnx_package
 from . import rules as rules
 from .reader import array_of, read
-from .walk import Scope, Walker, on_device
+from .walk import STORED, Scope, Walker, on_device
 
 
 class Value(NamedTuple):
@@ -61,7 +61,7 @@ class ImportedModel(Module):
         self.weights = {
             name: Parameter(array, name, trainable=name not in statistics)
             for name, array in initializers.items()
-            if array.dtype.name in ("float16", "float32")
+            if array.dtype.name in STORED
         }
         self._constants = {n: a for n, a in initializers.items() if n not in self.weights}
         self.inputs = [_value(v) for v in self.graph.input if v.name not in initializers]
@@ -102,8 +102,13 @@ class ImportedModel(Module):
         given = {
             name: Tensor(x, device) if on_device(x, device) else x for name, x in feeds.items()
         }
-        with no_grad():
-            return [walker.look(y) for y in self._walk(walker, given)]
+        try:
+            with no_grad():
+                return [walker.look(y) for y in self._walk(walker, given)]
+        except DlsysError:
+            raise
+        except Exception as error:  # of what is computed here, behind the node that asked for it
+            raise DataError(f"the ONNX model cannot be computed: {quoted(str(error))}") from error
 
     def _walk(self, walker: Walker, given: dict[str, Any]) -> list[Any]:
         scope = Scope()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ... import autodiff
+from ...dtypes import STORAGE
 from ...eager.tensor import Tensor
 from ...errors import DataError, DlsysError, quoted
 from ...graph.node import Node
@@ -25,13 +26,15 @@ from .reader import MOST_ELEMENTS, array_of
 from .registry import RULES, Rule, Unfit
 
 MOST_DEPTH = 24  # functions that call functions, and graphs within graphs
-HELD = "float32 float16 int32 int64 uint8 bool"  # dtypes that every device holds
+# The names of numpy's floats that kernels are written over, and of all that every device holds.
+STORED = tuple(dtype.name for dtype in STORAGE if isinstance(dtype, np.dtype))
+HELD = (*STORED, "int32", "int64", "uint8", "bool")
 
 
 def on_device(array: Any, device: Any) -> bool:
     """True where a device holds arrays of this dtype as they are."""
     name = str(getattr(array, "dtype", None))
-    return name in HELD.split() or (name == "float64" and device == "numpy")
+    return name in HELD or (name == "float64" and device == "numpy")
 
 
 class Scope:

@@ -13,6 +13,7 @@ from .... import functional as F
 from ...package import onnx_package
 from ..call import Call
 from ..registry import Unfit, graph, host
+from ..walk import STORED
 
 
 def wide(x: np.ndarray) -> np.ndarray:
@@ -332,7 +333,7 @@ def dtype_of(code: int) -> np.dtype:
     return np.dtype(onnx_package("onnx.helper").tensor_dtype_to_np_dtype(code))
 
 
-_NAMES = {1: "float32", 10: "float16", 6: "int32", 7: "int64"}
+_CAST = (*STORED, "int32", "int64")  # what kernels cast to
 
 
 def cast(x: np.ndarray, dtype: np.dtype, saturate: bool, rounding: str = "up") -> np.ndarray:
@@ -355,35 +356,34 @@ def cast(x: np.ndarray, dtype: np.dtype, saturate: bool, rounding: str = "up") -
     return wide(x).astype(dtype)
 
 
-@graph("Cast", "fib")
-def _cast(call: Call, x: Any) -> Any:
+def _wanted(call: Call) -> np.dtype:
+    """The dtype of a Cast; version 1 names it."""
     code = call.get("to")
-    code = {"FLOAT": 1, "FLOAT16": 10, "INT32": 6, "INT64": 7}.get(code, code)
-    if code not in _NAMES or (code in (6, 7) and getattr(x.dtype, "kind", "f") == "f"):
+    return dtype_of(
+        onnx_package().TensorProto.DataType.Value(code) if isinstance(code, str) else code
+    )
+
+
+def _cast_to(x: Any, dtype: Any) -> Any:
+    """A cast that kernels make: floats become integers on the host, by numpy's rule."""
+    if str(dtype) not in _CAST or (getattr(x.dtype, "kind", "f") == "f" and dtype.kind != "f"):
         raise Unfit
-    return F.astype(x, np.dtype(_NAMES[code]))
+    return F.astype(x, dtype)
+
+
+graph("Cast", "fib")(lambda call, x: _cast_to(x, _wanted(call)))
+graph("CastLike", "fib")(lambda call, x, like: _cast_to(x, like.dtype))
 
 
 @host("Cast")
 def _cast_arrays(call: Call, x: np.ndarray) -> np.ndarray:
-    code = call.get("to")
-    if isinstance(code, str):
-        code = onnx_package().TensorProto.DataType.Value(code)
-    return cast(x, dtype_of(code), bool(call.get("saturate", 1)), call.get("round_mode", "up"))
+    saturate = bool(call.get("saturate", 1))
+    return cast(x, _wanted(call), saturate, call.get("round_mode", "up"))
 
 
 @host("CastLike")
 def _cast_like(call: Call, x: np.ndarray, like: np.ndarray) -> np.ndarray:
     return cast(x, like.dtype, bool(call.get("saturate", 1)), call.get("round_mode", "up"))
-
-
-@graph("CastLike", "fib")
-def _cast_like_nodes(call: Call, x: Any, like: Any) -> Any:
-    if str(like.dtype) not in _NAMES.values() or getattr(x.dtype, "kind", "f") == "f" != getattr(
-        like.dtype, "kind", "f"
-    ):
-        raise Unfit
-    return F.astype(x, like.dtype)
 
 
 @host("BitCast")

@@ -16,6 +16,7 @@ from ..walk import guard
 from .elementwise import wide
 
 Pairs = tuple[tuple[int, int], ...]
+MOST_EXTENT = 1 << 20  # of a window, its stride and its dilation: kernels count in int32
 
 
 class Window:
@@ -29,6 +30,8 @@ class Window:
         self.span = tuple(d * (k - 1) + 1 for k, d in zip(kernel, self.dilations))
         if len(kernel) != n or min((*self.strides, *self.dilations, *kernel, 1)) < 1:
             raise call.error(f"kernel {kernel} and strides do not fit {n} spatial axes")
+        if max((*self.strides, *self.dilations, *kernel, 1)) > MOST_EXTENT:
+            raise call.error(f"kernel {kernel} or strides {self.strides} beyond {MOST_EXTENT}")
         pads, auto = call.get("pads") or (0,) * (2 * n), call.get("auto_pad", "NOTSET")
         self.pads: Pairs = tuple((int(a), int(b)) for a, b in zip(pads[:n], pads[n:]))
         if auto == "VALID":

@@ -105,6 +105,7 @@ _KINDS: dict[str, tuple[Callable[..., Any], list[str], int]] = {
     "LSTM": (_lstm_step, ["Sigmoid", "Tanh", "Tanh"], 2),
     "GRU": (_gru_step, ["Sigmoid", "Tanh"], 1),
 }
+_KINDS["DynamicQuantizeLSTM"] = _KINDS["LSTM"]
 
 
 def _scan(call: Call, ns: Any, zeros: Any, X: Any, W: Any, R: Any, B: Any, lengths: Any,
@@ -165,3 +166,29 @@ def _arrays(call: Call, X: Any, W: Any, R: Any, B: Any = None, lengths: Any = No
     made = _scan(call, _OfArrays, lambda shape: np.zeros(shape, X.dtype), X, W, R, B, lengths,
                  initial, P)  # fmt: skip
     return tuple(y.astype(X.dtype) for y in made)
+
+
+class _Quantizing(_OfArrays):
+    """What the steps of a quantized LSTM use: the left factor is rounded to 255 steps of its range
+    before a product, as DynamicQuantizeLinear does.
+    """
+
+    @staticmethod
+    def matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        low, high = min(float(a.min()), 0.0), max(float(a.max()), 0.0)
+        scale = (high - low) / 255 or 1.0
+        zero = np.clip(np.rint(-low / scale), 0, 255)
+        return ((np.clip(np.rint(a / scale) + zero, 0, 255) - zero) * scale).astype(a.dtype) @ b
+
+
+@host("DynamicQuantizeLSTM", domain="com.microsoft")
+def _quantized_lstm(call: Call, X: Any, W: Any, R: Any, B: Any, lengths: Any, h: Any, c: Any,
+                    P: Any, *scales: Any) -> Any:  # fmt: skip
+    """ONNX Runtime's LSTM with weights of 8 bits, (directions, input, 4 hidden)."""
+    w, r = (
+        np.transpose((q.astype(np.float32) - zero.astype(np.float32).reshape(len(q), 1, -1))
+                     * scale.reshape(len(q), 1, -1), (0, 2, 1))
+        for q, scale, zero in ((W, *scales[:2]), (R, *scales[2:]))
+    )  # fmt: skip
+    return _scan(call, _Quantizing, lambda shape: np.zeros(shape, X.dtype), X, w, r, B, lengths,
+                 [h, c], P)  # fmt: skip
