@@ -27,11 +27,15 @@ def check_precision(precision: str) -> str:
     return precision
 
 
+def of_products(precision: str) -> str:
+    """The precision by which an executor's products multiply what is left in float32."""
+    return "tf32" if precision == "bf16" else precision
+
+
 def set_precision(fetches: Sequence[Node], precision: str) -> list[Node]:
     """Marks the nodes of an executor's own graph; fp32, the default, needs no mark."""
     if check_precision(precision) != "fp32":
-        of_products = "tf32" if precision == "bf16" else precision
         for node in find_topo_sort(fetches):
             if node.op.has_precision:
-                node.attrs = {**node.attrs, "precision": of_products}
+                node.attrs = {**node.attrs, "precision": of_products(precision)}
     return list(fetches)

@@ -17,6 +17,7 @@ from ...graph.lines import attributed_to
 from ...graph.node import Node, find_topo_sort
 from ...graph.spec import Spec
 from ...passes.pipeline import Options, Pass
+from ...passes.precision import of_products
 from ...passes.simplify import simplify
 from ...rungs import AUTO, Algorithm
 from ...runtime.library import load
@@ -59,7 +60,7 @@ def _is_composed(node: Node, options: Options) -> bool:
     if not target.native or not target.has(kernel):
         return target.native
     bare = node.derive(node.inputs, node.spec)
-    bare.attrs = {**node.attrs, "precision": options.precision}
+    bare.attrs = {**node.attrs, "precision": of_products(options.precision)}
     signature = load().signature[target.name, kernel].rstrip("s")
     specs = [x.spec for x in node.inputs]
     return not target.fits(kernel, *in_kernel_order(bare, signature, specs, node.spec))
