@@ -120,17 +120,16 @@ def attend(
 
     visible (L, S): True where a query sees a key; without it attention is causal.
     """
-    weights = _weights(q, k, visible)
-    return F.matmul(weights if dropout is None else dropout(weights), v)
-
-
-@recorded
-def _weights(q: Node, k: Node, visible: Node | None = None) -> Node:
-    scores = F.matmul(q * (1 / math.sqrt(q.shape[-1])), k, transpose_b=True)
-    seen: Any = optional(visible)
-    if seen is None:
-        seen = np.tril(np.ones((q.shape[2], k.shape[2]), bool))
-    return F.softmax(F.where(seen, scores, -math.inf), -1)
+    drops = dropout is not None and dropout.training
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        visible,
+        causal=visible is None,
+        dropout=dropout.probability if dropout is not None and drops else 0.0,
+        generator=dropout.source if dropout is not None and drops else None,
+    )
 
 
 @recorded

@@ -187,7 +187,7 @@ class AttentionGradientOp(AttentionBase):
         return [of_q, of_k, of_v, None, None, of_dy, *of_mask, *rest]
 
     def depth(self, p: Problem) -> int:
-        return 3 * p.size + 2 * p.value_size
+        return 2 * (p.size + p.value_size)  # scores that are computed anew do not count
 
 
 MASK = 4  # behind q, k, v and dy
