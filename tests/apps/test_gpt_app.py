@@ -55,6 +55,17 @@ class Application(unittest.TestCase):
         self.assertEqual([record["step"] for record in epochs], [8, 16, 24])
         self.assertLess(epochs[-1]["val_loss"], epochs[0]["val_loss"])
 
+    def test_precision(self) -> None:
+        folder = self.root / "bf16"
+        self.assertEqual(dlsys("train", folder, *SMALL, "--precision", "bf16")[0], 0)
+        self.assertEqual(json.loads((folder / "run.json").read_text())["precision"], "bf16")
+        weights = [
+            safetensors.read(path / "last.safetensors").tensors["model.h.0.mlp.c_fc.weight"]
+            for path in (self.folder, folder)
+        ]
+        np.testing.assert_allclose(*weights, atol=0.02)
+        self.assertFalse(np.array_equal(*weights))
+
     def test_a_run_that_was_stopped_ends_with_the_same_bits(self) -> None:
         from dlsys.apps.gpt.training import Lines
 

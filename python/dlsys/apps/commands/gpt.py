@@ -6,6 +6,7 @@ import argparse
 
 from .. import usage
 from ..devices import add_device, choose_device
+from ..setup import PRECISIONS
 from ..usage import Parser
 
 _MORE = """\
@@ -63,6 +64,7 @@ def _add_training(parser: Parser) -> None:
     group.add_argument("--lr", type=usage.not_negative, metavar="RATE", help="the highest")
     group.add_argument("--warmup", type=usage.positive, metavar="N", help="updates up to it")
     group.add_argument("--weight-decay", type=usage.not_negative, metavar="X", help="of matrices")
+    group.add_argument("--precision", choices=PRECISIONS, help="default: fp32")
     group.add_argument("--clip", type=usage.not_negative, metavar="NORM", help="of gradients")
 
 

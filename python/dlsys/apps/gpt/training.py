@@ -50,6 +50,7 @@ class Settings:
     warmup: int = 100
     weight_decay: float = 0.1
     clip: float = 1.0
+    precision: str = "fp32"
     seed: int = 0
     prompt: str = "def "
     tokens: int = _MOST_SAMPLED
@@ -87,6 +88,7 @@ def run(options: argparse.Namespace, ctx: Context | None) -> None:
         log_every=max(settings.every * settings.accumulate // 10, 1),
         parameters=nn.decay_groups(model, settings.weight_decay),
         resume=folder if options.resume else None,
+        precision=settings.precision,
     )
 
 
