@@ -153,8 +153,8 @@ class Rates(unittest.TestCase):
         np.testing.assert_allclose(rates, [2e-5, 5.1e-4, 1e-3, 5.5e-4, 1e-4], rtol=1e-9)
 
     def test_flops_are_those_of_the_formula(self) -> None:
-        # A forward pass has 2 FLOPs a weight of a matrix and token, and of attention 4 d a layer for
-        # each key that a token sees; gradients cost twice that (Kaplan et al., 2020).
+        # A forward pass has 2 FLOPs a weight of a matrix and token, and of attention 4 d a layer
+        # for each key that a token sees; gradients cost twice that (Kaplan et al., 2020).
         batch, length = 4, 16
         for options, matrices in (({}, 12), (dict(hidden=48, mlp="swiglu"), 4 + 9)):
             config = nn.GPTConfig(50, length, 3, 2, 16, **options)

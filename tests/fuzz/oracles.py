@@ -801,7 +801,7 @@ def normalizations() -> dict[str, Oracle]:
     """Softmax, attention and normalization."""
     return {
         "attention": Oracle(
-            attention, draw=attending, patterns=False, conditioned=1, slopes=False, terms=one
+            attention, draw=attending, patterns=False, conditioned=1, derivatives=False, terms=one
         ),
         "softmax": Oracle(
             lambda x, axis=-1: torch.softmax(x, axis),
