@@ -117,6 +117,7 @@ class Op:
     step_at: int = -1  # of a random operator: the input that is the step of what it draws
     # Of the largest magnitude, between devices; sums of many terms need more.
     tolerance: float = 1e-5
+    roundings: int = 1  # to 16 bits, where a kernel computes in them: of results, and of operands
     # Outputs that rounding may change altogether, such as an argmax or a sign.
     discrete_outputs: tuple[int, ...] = ()
     __repr__ = described

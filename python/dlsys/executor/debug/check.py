@@ -92,12 +92,13 @@ def call_kernel(
 
 def _tolerance(node: Node) -> float:
     """Relative to the largest magnitude: the operator's, or that of operands of 10 bits in tf32, or
-    the rounding of results of 16 bits.
+    the roundings of 16 bits that stand behind a result.
     """
     of_operands = 3e-3 if node.attrs.get("precision") == "tf32" else 0.0
     specs = [*(x.spec for x in node.inputs), node.spec]
     dtypes = [s.dtype for spec in specs for s in ([spec] if isinstance(spec, Spec) else spec)]
-    return max(node.op.tolerance, of_operands, ROUNDING.get(storage_dtype(dtypes), 0.0))
+    rounding = ROUNDING.get(storage_dtype(dtypes), 0.0)
+    return max(node.op.tolerance, of_operands, rounding * node.op.roundings)
 
 
 def _wide(x: np.ndarray) -> np.ndarray:

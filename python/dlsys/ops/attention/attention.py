@@ -100,6 +100,7 @@ class AttentionOp(AttentionBase):
 
     name = kernel = "attention"
     autocast, autocast_inputs = "bf16", (0, 1, 2)
+    roundings = 2  # of the weights, and of the result
     outputs = 2
     tolerance = 1e-4
     has_precision = tunable = True
@@ -146,6 +147,7 @@ class AttentionGradientOp(AttentionBase):
 
     name = kernel = "attention_gradient"
     autocast, autocast_inputs = "bf16", (0, 1, 2, 3, 5)
+    roundings = 3  # of y in the sums of rows, of the scores' gradients, and of the result
     names = ("q", "k", "v", "y", "lse", "dy")
     outputs = 3
     tolerance = 1e-4
