@@ -257,8 +257,8 @@ NVCC_LEVEL ?= -O3
 LDFLAGS ?=
 BASE_CXXFLAGS := -std=c++17 -O3 -fPIC -pthread -Isrc -fno-math-errno -fno-trapping-math \
   -fvisibility=hidden -fvisibility-inlines-hidden -Wall -Wextra
-# Unoptimized, kernels of wgmma would need more registers than a thread can have.
-OWN_LEVEL = $(if $(findstring /flash_,$<)$(findstring /hopper_,$<),,$(NVCC_LEVEL))
+# Unoptimized, flash attention would need more registers than a thread can have.
+OWN_LEVEL = $(if $(findstring /flash_,$<),,$(NVCC_LEVEL))
 BASE_NVCCFLAGS = -std=c++17 $(OWN_LEVEL) -Isrc -Xfatbin -compress-all --threads $(JOBS) $(GENCODE) \
   -DDLSYS_CUDA_ARCHS=\"$(ARCH_TEXT)\" $(if $(CUDA_INCLUDE),-I$(call quoted,$(CUDA_INCLUDE))) -ccbin $(CXX) \
   -Xcompiler -fPIC,-pthread,-fvisibility=hidden,-fvisibility-inlines-hidden,-Wall,-Wextra

@@ -22,7 +22,7 @@ from support.devices import require
 from tables import reliability
 from tables.gpu import Results
 
-STEPS = 400
+STEPS = 200
 # Of so short a soak the resident bytes say little: other tests' pages come and go.
 LIMITS = soak.LIMITS | {"resident_bytes": 32 << 20}
 
