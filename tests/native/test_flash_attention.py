@@ -16,7 +16,7 @@ from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
 from dlsys.errors import DeviceError, NotApplicableError
 from dlsys.runtime.device import gpu
 from dlsys.runtime.library import load
-from support.devices import require
+from support.devices import EMULATED, require
 
 NARROW = (bfloat16, FLOAT16)
 
@@ -110,6 +110,8 @@ class FlashAttention(unittest.TestCase):
 
     def test_every_shape(self) -> None:
         for shape, dtype, causal in itertools.product(SHAPES, NARROW, (False, True)):
+            if EMULATED and dtype is FLOAT16 and shape not in SHAPES[:3]:
+                continue  # slow there, and the kernels are one template
             with self.subTest(shape=shape, dtype=str(dtype), causal=causal):
                 self.check(shape, dtype, causal)
 

@@ -303,6 +303,7 @@ class Interop(unittest.TestCase):
         with self.assertRaisesRegex(DataError, "missing: 0.bias, 1.key, 1.step$"):
             ours.load_state_dict({"0.weight": np.zeros((2, 4))})
 
+    @needs_torch
     def test_state_of_dropout_stays(self) -> None:
         ours, theirs = self.pair()
         before = ours.state_dict()["3.key"]
