@@ -1,9 +1,9 @@
 """Data sets, their file formats, and the batches that training takes from them."""
 
 import warnings
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from . import text
 from .augment import Augmentation, Compose, Crop, Cutout, Flip, Mixup, Shift
 from .cifar import cifar10_sets, read_cifar
 from .color import CenterCrop, ColorJitter, RandomResizedCrop, Resize
@@ -27,8 +27,13 @@ from .samples import Samples, SampleSequence, as_samples
 from .split import balanced_weights, split
 from .warp import Rotate, Scale
 
+if TYPE_CHECKING:
+    from . import text
+
 
 def __getattr__(name: str) -> Any:
+    if name == "text":  # loaded at its first use
+        return import_module(".text", __name__)
     if name == "Draws":
         warnings.warn("Draws is SampleRng now", DeprecationWarning, stacklevel=2)
         return SampleRng

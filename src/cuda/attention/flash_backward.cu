@@ -9,7 +9,7 @@
 // accumulators stay in registers. A first kernel sums dy y over each row. What is written overlaps
 // nothing. The tensor cores limit all but short rows.
 #include "cuda/attention/flash_tile.cuh"
-#include "math/storage.h"
+#include "cuda/reduce/group.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -17,10 +17,8 @@ namespace {
 
 using namespace flash;  // NOLINT: this is a part of it
 
-struct Params {
-  int rows, columns, heads, group;  // `group` heads of q share one of k and v
-  int padded;                       // rows, up to a multiple of kPadding
-  Grid grid;
+struct Params : Shape {
+  int padded;                   // rows, up to a multiple of kPadding
   float scale;                  // of the scores
   const float *lse, *row_sums;  // (samples, padded): times log2 e, and of dy y
 };
@@ -42,9 +40,7 @@ __global__ void __launch_bounds__(kThreads)
     if (row < rows)
       for (int64_t k = l; k < size; k += 32)
         sum += (float)y[from * size + k] * (float)dy[from * size + k];
-#pragma unroll
-    for (int distance = 16; distance; distance /= 2)
-      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    sum = GroupReduce<SumMonoid, 32>(sum);
     if (l) continue;
     const float of_row = row < rows ? lse[from] : -INFINITY;
     scaled_lse[at] = of_row == -INFINITY ? INFINITY : of_row * kLog2E;
@@ -79,9 +75,9 @@ class KeyTiles {
 
   __device__ __forceinline__ bool Next(Tile& tile) {
     if (index_ >= params_.grid.tiles * params_.grid.samples) return false;
-    const Place place = PlaceOf(params_.grid, index_);
-    const int key = place.tile * T::kKeys, end = (params_.rows + T::kRows - 1) / T::kRows;
-    tile = {key, place.sample, kCausal ? min(key / T::kRows, end) : 0, end};
+    const Position at = PositionOf(params_.grid, index_);
+    const int key = at.tile * T::kKeys, end = (params_.rows + T::kRows - 1) / T::kRows;
+    tile = {key, at.sample, kCausal ? min(key / T::kRows, end) : 0, end};
     index_ += (int)gridDim.x;
     return true;
   }
@@ -139,19 +135,13 @@ __device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const 
   const float scale = params.scale * kLog2E;
   RingPosition<T::kStages> at;
   RingPosition<1> at_k;
-  const auto wait = [&](int pair, const auto& position) {
-    WaitForPhase(Full(barriers, pair + position.stage), position.parity);
-  };
-  const auto release = [&](int pair, int stage) {
-    if (thread == 0) ArriveAt(Empty(barriers, pair + stage), 0);
-  };
   KeyTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_k.Advance()) {
     const int key = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
     Sums<T::kSize> dk, dv;
     SetZero(dk);
     SetZero(dv);
-    wait(T::kK, at_k);
+    WaitForStage(barriers, T::kK, at_k);
     int block = tile.begin;
     for (int turn = 0; turn < (tile.end - tile.begin) * params.group; turn++, at.Advance()) {
       const uint32_t q = memory + T::kOfQ + at.stage * T::kTileQ;
@@ -162,10 +152,10 @@ __device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const 
       if (++block == tile.end) block = tile.begin;  // of the next head
       Sums<T::kRows> weights, gradients;
       Operand<T::kRows> operand;
-      wait(T::kQ, at);
+      WaitForStage(barriers, T::kQ, at);
       BeginProducts();
       BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
-      wait(T::kDy, at);
+      WaitForStage(barriers, T::kDy, at);
       BeginProducts();
       BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
       WaitForProducts<1>();
@@ -196,10 +186,10 @@ __device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const 
       BeginProducts();
       BeginProduct<E>(dk, of_scores, q);
       WaitForProducts<0>();
-      release(T::kQ, at.stage);
-      release(T::kDy, at.stage);
+      ReleaseStage(barriers, T::kQ, at.stage);
+      ReleaseStage(barriers, T::kDy, at.stage);
     }
-    release(T::kK, 0);
+    ReleaseStage(barriers, T::kK, 0);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
 #pragma unroll
@@ -253,28 +243,6 @@ struct RowsTiling {
   static constexpr int kQ = 0, kK = 1, kV = kK + kStages, kPairs = kV + kStages;
 };
 
-// As those of the forward kernel.
-template <class T, bool kCausal>
-class RowTiles {
- public:
-  __device__ __forceinline__ explicit RowTiles(const Params& params)
-      : params_(params), index_((int)blockIdx.x) {}
-
-  __device__ __forceinline__ bool Next(Tile& tile) {
-    if (index_ >= params_.grid.tiles * params_.grid.samples) return false;
-    const Place place = PlaceOf(params_.grid, index_);
-    const int row = (params_.grid.tiles - 1 - place.tile) * T::kRows;
-    const int seen = kCausal ? min(params_.columns, row + T::kRows) : params_.columns;
-    tile = {row, place.sample, 0, (seen + T::kKeys - 1) / T::kKeys};
-    index_ += (int)gridDim.x;
-    return true;
-  }
-
- private:
-  const Params& params_;
-  int index_;
-};
-
 template <class T, bool kCausal>
 __device__ __forceinline__ void ProduceForRows(const CUtensorMap* map_q, const CUtensorMap* map_k,
                                                const CUtensorMap* map_v, const CUtensorMap* map_dy,
@@ -312,12 +280,6 @@ __device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const 
   const float scale = params.scale * kLog2E;
   RingPosition<T::kStages> at;
   RingPosition<1> at_q;
-  const auto wait = [&](int pair, const auto& position) {
-    WaitForPhase(Full(barriers, pair + position.stage), position.parity);
-  };
-  const auto release = [&](int pair, int stage) {
-    if (thread == 0) ArriveAt(Empty(barriers, pair + stage), 0);
-  };
   RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_q.Advance()) {
     const int row = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
@@ -326,16 +288,16 @@ __device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const 
     const float sums[2] = {params.row_sums[of_row], params.row_sums[of_row + 8]};
     Sums<T::kSize> dq;
     SetZero(dq);
-    wait(T::kQ, at_q);
+    WaitForStage(barriers, T::kQ, at_q);
     for (int block = 0; block < tile.end; block++, at.Advance()) {
       const uint32_t k = memory + T::kOfK + at.stage * T::kTileK;
       const uint32_t v = memory + T::kOfV + at.stage * T::kTileK;
       Sums<T::kKeys> weights, gradients;
       Operand<T::kKeys> operand;
-      wait(T::kK, at);
+      WaitForStage(barriers, T::kK, at);
       BeginProducts();
       BeginProduct<E, T::kSize, T::kRows>(weights, q, k);
-      wait(T::kV, at);
+      WaitForStage(barriers, T::kV, at);
       BeginProducts();
       BeginProduct<E, T::kSize, T::kRows>(gradients, dy, v);
       WaitForProducts<1>();
@@ -349,7 +311,7 @@ __device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const 
         }
       }
       WaitForProducts<0>();
-      release(T::kV, at.stage);
+      ReleaseStage(barriers, T::kV, at.stage);
 #pragma unroll
       for (int j = 0; j < T::kKeys / 8; j++) {
 #pragma unroll
@@ -360,9 +322,9 @@ __device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const 
       BeginProducts();
       BeginProduct<E>(dq, operand, k);
       WaitForProducts<0>();
-      release(T::kK, at.stage);
+      ReleaseStage(barriers, T::kK, at.stage);
     }
-    release(T::kQ, 0);
+    ReleaseStage(barriers, T::kQ, 0);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
 #pragma unroll

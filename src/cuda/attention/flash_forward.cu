@@ -28,34 +28,9 @@ struct Tiling {
   static constexpr int kQ = 0, kK = 1, kV = kK + kStages, kPairs = kV + kStages;  // of barriers
 };
 
-struct Params {
-  int rows, columns, heads, group;  // `group` heads of q share one of k and v
-  Grid grid;
+struct Params : Shape {
   float scale;  // of the scores, times log2 e
   float* lse;
-};
-
-// The tiles of a block: every so-many-th of all. The last rows of a head come first, since under a
-// causal mask they see most.
-template <class T, bool kCausal>
-class Tiles {
- public:
-  __device__ __forceinline__ explicit Tiles(const Params& params)
-      : params_(params), index_((int)blockIdx.x) {}
-
-  __device__ __forceinline__ bool Next(Tile& tile) {
-    if (index_ >= params_.grid.tiles * params_.grid.samples) return false;
-    const Place place = PlaceOf(params_.grid, index_);
-    const int row = (params_.grid.tiles - 1 - place.tile) * T::kRows;
-    const int seen = kCausal ? min(params_.columns, row + T::kRows) : params_.columns;
-    tile = {row, place.sample, 0, (seen + T::kKeys - 1) / T::kKeys};
-    index_ += (int)gridDim.x;
-    return true;
-  }
-
- private:
-  const Params& params_;
-  int index_;
 };
 
 // ---- the producer ----
@@ -75,7 +50,7 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_q, const CUtensor
                                  block * T::kKeys, sample);
     at.Advance();
   };
-  Tiles<T, kCausal> tiles(params);
+  RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_q.Advance()) {
     const int of_keys = tile.sample / params.group;
     WaitForPhase(Empty(barriers, T::kQ), at_q.parity ^ 1);
@@ -173,14 +148,12 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const Params& 
   RingPosition<1> at_q;
   const auto k = [&] { return memory + T::kOfK + at_k.stage * T::kTileK; };
   const auto v = [&] { return memory + T::kOfV + at_v.stage * T::kTileK; };
-  const auto wait = [&](int pair, const auto& at) {
-    WaitForPhase(Full(barriers, pair + at.stage), at.parity);
-  };
+  const auto wait = [&](int pair, const auto& at) { WaitForStage(barriers, pair, at); };
   const auto release = [&](int pair, auto& at) {
-    if (thread == 0) ArriveAt(Empty(barriers, pair + at.stage), 0);
+    ReleaseStage(barriers, pair, at.stage);
     at.Advance();
   };
-  Tiles<T, kCausal> tiles(params);
+  RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile);) {
     const int row = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
     Sums<T::kSize> y;

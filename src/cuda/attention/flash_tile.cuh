@@ -37,15 +37,44 @@ inline Grid GridOf(int64_t tiles, int64_t samples, int64_t nbytes_of_sample, int
 }
 
 // Tile `index` of a grid: its number within its head, and its head.
-struct Place {
+struct Position {
   int tile, sample;
 };
-__device__ __forceinline__ Place PlaceOf(const Grid& grid, int index) {
+__device__ __forceinline__ Position PositionOf(const Grid& grid, int index) {
   const int of_band = grid.band * grid.tiles;
   const int band = index / of_band, in_band = index % of_band;
   const int width = min(grid.band, grid.samples - band * grid.band);
   return {in_band / width, band * grid.band + in_band % width};
 }
+
+// What all kernels know of a problem.
+struct Shape {
+  int rows, columns, group;  // `group` heads of q share one of k and v
+  Grid grid;
+};
+
+// The tiles of rows of a block: every so-many-th of all. The last rows of a head come first, since
+// under a causal mask they see most.
+template <class T, bool kCausal>
+class RowTiles {
+ public:
+  __device__ __forceinline__ explicit RowTiles(const Shape& shape)
+      : shape_(shape), index_((int)blockIdx.x) {}
+
+  __device__ __forceinline__ bool Next(Tile& tile) {
+    if (index_ >= shape_.grid.tiles * shape_.grid.samples) return false;
+    const Position at = PositionOf(shape_.grid, index_);
+    const int row = (shape_.grid.tiles - 1 - at.tile) * T::kRows;
+    const int seen = kCausal ? min(shape_.columns, row + T::kRows) : shape_.columns;
+    tile = {row, at.sample, 0, (seen + T::kKeys - 1) / T::kKeys};
+    index_ += (int)gridDim.x;
+    return true;
+  }
+
+ private:
+  const Shape& shape_;
+  int index_;
+};
 
 // Pairs of barriers, full and empty: of a tile, or of a stage of a ring.
 __device__ __forceinline__ uint32_t Full(uint32_t barriers, int pair) {
@@ -60,6 +89,16 @@ __device__ __forceinline__ void InitBarriers(uint32_t barriers, int pairs, int c
     InitBarrier(Empty(barriers, pair), consumers);
   }
   PublishBarriers();
+}
+
+// A consumer waits for a stage, and gives it back: one thread of its warpgroup does for all.
+template <int kStages>
+__device__ __forceinline__ void WaitForStage(uint32_t barriers, int pair,
+                                             const RingPosition<kStages>& at) {
+  WaitForPhase(Full(barriers, pair + at.stage), at.parity);
+}
+__device__ __forceinline__ void ReleaseStage(uint32_t barriers, int pair, int stage) {
+  if (threadIdx.x % 128 == 0) ArriveAt(Empty(barriers, pair + stage), 0);
 }
 
 // Begins to copy a tile, all of it within one row of boxes.

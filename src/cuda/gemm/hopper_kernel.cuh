@@ -31,11 +31,10 @@ struct Tiling {
   static constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = WarpgroupM * 64;  // of a consumer
   static constexpr int kTileM = PingPong ? kRows : kConsumers * kRows;
-  static constexpr int kBlocks = TileN / 8;                      // of eight columns
-  static constexpr int kQuads = WarpgroupM * kBlocks;            // of accumulators of a thread
-  static constexpr int kParts = PingPong ? 1 : kConsumers;       // of a tile, by consumer
-  static constexpr bool kHoldsTwo = WarpgroupM * kBlocks <= 16;  // sets of accumulators
-  static constexpr int kRowNbytes = 128;  // of a panel in shared memory, swizzled
+  static constexpr int kBlocks = TileN / 8;                 // of eight columns
+  static constexpr int kQuads = WarpgroupM * kBlocks;       // of accumulators of a thread
+  static constexpr int kParts = PingPong ? 1 : kConsumers;  // of a tile, by consumer
+  static constexpr int kRowNbytes = 128;                    // of a panel in shared memory, swizzled
   static constexpr int kPanelA = kTileM * kRowNbytes, kPanelB = TileN * kRowNbytes;
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kStagingNbytes = kRows * StagingN * 2;
