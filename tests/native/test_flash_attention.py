@@ -132,9 +132,12 @@ class FlashAttention(unittest.TestCase):
 
     def test_auto_takes_it(self) -> None:
         given = arrays(SHAPES[2], bfloat16)
-        own, named = (computed(given, bfloat16, True, algo) for algo in (None, "flash"))
-        for x, y in zip(own, named):
+        own, named, other = (
+            computed(given, bfloat16, True, algo) for algo in (None, "flash", "tiled")
+        )
+        for x, y, z in zip(own, named, other):
             np.testing.assert_array_equal(x, y)
+            self.assertTrue((x != z).any(), "tiled has the same bits: this shows nothing")
 
     def test_refusals_name_what_serves(self) -> None:
         q, k, v = (rounded(x, bfloat16) for x in arrays(SHAPES[1], bfloat16)[:3])
