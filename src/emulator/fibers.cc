@@ -61,7 +61,7 @@ namespace emulator {
 namespace {
 
 constexpr size_t kStackNbytes = 64 << 10;
-constexpr unsigned kMostThreads = 1024;
+constexpr unsigned kMostThreads = 1024, kWarpgroup = 128;
 constexpr int kNumbered = 16;  // barriers of a block
 // Shared memory that kernels declare lies around here, by its 32-bit address.
 constexpr uint32_t kFixedAddress = 0x20000000;
@@ -253,6 +253,7 @@ class Scheduler {
   }
   Group& all() { return all_; }
   Group& warp() { return warps_[current_ / kLanes]; }
+  Group& warpgroup() { return warpgroups_[current_ / kWarpgroup]; }
   Slots slots() { return slots_[current_ / kLanes]; }
   char* dynamic() { return dynamic_; }
   Fiber& fiber() { return fibers_[current_]; }
@@ -342,7 +343,8 @@ class Scheduler {
   void* main_ = nullptr;
   unsigned* const thread_x_ = &threadIdx.x;  // of the thread that owns this
   unsigned current_ = 0, rank_ = 0;
-  Group all_, warps_[kMostThreads / kLanes], numbered_[kNumbered];
+  Group all_, warps_[kMostThreads / kLanes], warpgroups_[kMostThreads / kWarpgroup];
+  Group numbered_[kNumbered];
   std::vector<Act> background_;
   alignas(16) char slots_[kMostThreads / kLanes][kLanes][kSlotNbytes];
   const Call* call_ = nullptr;
@@ -362,6 +364,7 @@ void Scheduler::Begin() {
   fiber.ended = true;
   own.Drop(own.all_);
   own.Drop(own.warp());
+  own.Drop(own.warpgroup());
   dlsys_switch_fiber(&fiber.stack_pointer, own.main_);
   abort();  // nobody comes back
 }
@@ -383,6 +386,8 @@ bool Scheduler::RunBlock(const Grid& grid, unsigned block, Cluster* cluster, Clu
   all_ = {grid.threads, 0, 0};
   for (unsigned first = 0; first < grid.threads; first += kLanes)
     warps_[first / kLanes] = {std::min(grid.threads - first, (unsigned)kLanes), 0, 0};
+  for (unsigned first = 0; first < grid.threads; first += kWarpgroup)
+    warpgroups_[first / kWarpgroup] = {std::min(grid.threads - first, kWarpgroup), 0, 0};
   for (Group& group : numbered_) group = {};
   memset(slots_, 0xff, sizeof slots_);
   for (unsigned k = 0; k < grid.threads; k++) Prepare(k);
@@ -432,6 +437,7 @@ bool Clusters::RunAll() {
 
 void MeetBlock() { scheduler().Wait(scheduler().all()); }
 void MeetWarp() { scheduler().Wait(scheduler().warp()); }
+void MeetWarpgroup() { scheduler().Wait(scheduler().warpgroup()); }
 void MeetCluster() { scheduler().WaitForCluster(); }
 Slots SlotsOfWarp() { return scheduler().slots(); }
 void* DynamicShared() { return scheduler().dynamic(); }

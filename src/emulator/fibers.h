@@ -18,9 +18,10 @@ inline int Lane() { return (int)(threadIdx.x % kLanes); }
 
 constexpr size_t kSlotNbytes = 32;
 
-// Until all threads of the block, the warp or the cluster have come here or ended.
+// Until all threads of the block, the warp, the warpgroup or the cluster have come here or ended.
 void MeetBlock();
 void MeetWarp();
+void MeetWarpgroup();
 void MeetCluster();
 
 // What each lane of this warp shows the others: a slot a lane.

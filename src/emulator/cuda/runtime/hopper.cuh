@@ -167,11 +167,13 @@ inline uint64_t Descriptor(uint32_t address, uint32_t leading, uint32_t stride) 
   return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 |
          (uint64_t)(stride >> 4) << 32 | (uint64_t)1 << 62;
 }
-inline void BeginProducts() {}
+// Its threads begin and end products together: none may free what others have yet to read.
+inline void BeginProducts() { emulator::MeetWarpgroup(); }
 inline void CloseProducts() { emulator::CloseGroup(emulator::Unit::kProducts); }
 template <int kLeft>
 void WaitForProducts() {
   emulator::WaitForGroups(emulator::Unit::kProducts, kLeft);
+  emulator::MeetWarpgroup();
 }
 
 // The elements of an operand along K at a row, or, where it lies across, at a column of its boxes.
