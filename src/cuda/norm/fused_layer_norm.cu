@@ -3,11 +3,12 @@
 // Backward: the gradient of x through the normalization plus that of the stream, and column sums:
 // the gradients of scale and bias, and that of a bias in front of the addition.
 //
-// A warp holds rows of up to 1024 values, a block those of up to 8192; every array is read once, by
-// 16 bytes where its alignment allows. The variance is two-pass, the statistics are recomputed
-// backward, and all sums are float32. Blocks add columns in registers over their rows and write a
-// row of partial sums each, which a second kernel adds in a fixed order. Each array lies in float32
-// or in T. Outputs overlap no input. Memory bandwidth limits it.
+// A warp holds rows of up to 1024 values, a block those of up to 8192; every array is read once,
+// four neighbors at a time where alignment allows, so that lanes side by side fill sectors. The
+// variance is two-pass, the statistics are recomputed backward, and all sums are float32. Blocks
+// add columns in registers over their rows and write a row of partial sums each, which a second
+// kernel adds in a fixed order. Each array lies in float32 or in T. Outputs overlap no input.
+// Memory bandwidth limits it.
 #include "cuda/norm/norm.cuh"
 #include "cuda/reduce/group.cuh"
 
@@ -37,7 +38,7 @@ template <int group, int vector, int chunks>
 struct Layout {
   static constexpr int kGroup = group, kVector = vector, kChunks = chunks;
   // Of the kernel that adds columns: the registers hold a row three times and its sums.
-  static constexpr int kBlock = group == 32 && vector * chunks <= 24 ? 320 : kThreads;
+  static constexpr int kBlock = group == 32 && vector * chunks <= 24 ? 384 : kThreads;
   static constexpr int kBlocks = vector * chunks <= 8 ? 2 : 1;  // on a multiprocessor
   static constexpr int kSharedRows = group == 32 ? kBlock / 32 : 0;
 };
@@ -60,7 +61,7 @@ using Values = float[L::kChunks][L::kVector];
 // ---- loads and stores ----
 
 template <int kCount>
-struct alignas(kCount < 4 ? 4 : 16) Words {
+struct alignas(4 * kCount) Words {
   uint32_t word[kCount];
 };
 
@@ -254,11 +255,12 @@ struct BackwardArrays {
   bool early;
 };
 
-// Adds d = dy * scale through the normalization to `to`: (d - mean(d) - x̂ mean(d x̂)) * inverse.
+// Of d = dy * scale makes its gradient through the normalization: (d - mean(d) - x̂ mean(d x̂)) *
+// inverse.
 template <class T, class L>
-__device__ __forceinline__ void AddGradient(const Rows& rows, const Part<L>& part,
-                                            const Floats<T>& scales, const Values<L>& xhat,
-                                            float inverse, Values<L>& d, Values<L>& to) {
+__device__ __forceinline__ void MakeGradient(const Rows& rows, const Part<L>& part,
+                                             const Floats<T>& scales, const Values<L>& xhat,
+                                             float inverse, Values<L>& d) {
   float sum = 0.f, product = 0.f;
 #pragma unroll
   for (int c = 0; c < L::kChunks; c++) {
@@ -280,7 +282,7 @@ __device__ __forceinline__ void AddGradient(const Rows& rows, const Part<L>& par
   for (int c = 0; c < L::kChunks; c++)
 #pragma unroll
     for (int j = 0; j < L::kVector; j++)
-      if (part.Has(c)) to[c][j] += (d[c][j] - (shift + xhat[c][j] * projection)) * inverse;
+      d[c][j] = part.Has(c) ? (d[c][j] - (shift + xhat[c][j] * projection)) * inverse : 0.f;
 }
 
 // Writes the sums of a block's columns, (length): warps meet in shared memory, in their order.
@@ -315,14 +317,11 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocks)
     const int64_t row = first + threadIdx.x / L::kGroup;
     const Part<L> part{row * rows.length, row < rows.count ? rows.length : 0, rank};
     const Incoming<T, L> x(arrays.x, part), other(arrays.other, part), dy(arrays.dy, part);
-    Values<L> xhat = {}, d = {}, dx = {};
+    Values<L> xhat = {}, d = {};
     x.AddTo(xhat);
     const float inverse = Standardize(rows, part, xhat);
     dy.AddTo(d);
-    if (arrays.early)
-      other.AddTo(d);
-    else
-      other.AddTo(dx);
+    if (arrays.early) other.AddTo(d);
 #pragma unroll
     for (int c = 0; c < L::kChunks; c++)
 #pragma unroll
@@ -330,13 +329,14 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocks)
         of_scale[c][j] += d[c][j] * xhat[c][j];
         of_bias[c][j] += d[c][j];
       }
-    AddGradient(rows, part, arrays.scale, xhat, inverse, d, dx);
+    MakeGradient(rows, part, arrays.scale, xhat, inverse, d);
+    if (!arrays.early) other.AddTo(d);
 #pragma unroll
     for (int c = 0; c < L::kChunks; c++)
 #pragma unroll
-      for (int j = 0; j < L::kVector; j++) of_x[c][j] += dx[c][j];
-    Store(arrays.dx[0], part, dx);
-    Store(arrays.dx[1], part, dx);
+      for (int j = 0; j < L::kVector; j++) of_x[c][j] += d[c][j];
+    Store(arrays.dx[0], part, d);
+    Store(arrays.dx[1], part, d);
   }
   if (!arrays.sums) return;
   const Part<L> columns{0, rows.length, rank};
@@ -394,15 +394,15 @@ Rows RowsOf(const char* op, const DLArray* x, const DLArray* scale, int64_t cent
 // Calls run with the layout for rows of `length`.
 template <class Run>
 void ByLayout(int length, bool aligned, const Run& run) {
-  if (!aligned || length % 8) {
+  if (!aligned || length % 4) {
     if (length <= 128) return run(Layout<32, 1, 4>());
     return length <= 1024 ? run(Layout<32, 1, 32>()) : run(Layout<kThreads, 1, 32>());
   }
-  if (length <= 256) return run(Layout<32, 8, 1>());
-  if (length <= 768) return run(Layout<32, 8, 3>());
-  if (length <= 1024) return run(Layout<32, 8, 4>());
-  if (length <= 2048) return run(Layout<kThreads, 8, 1>());
-  return length <= 4096 ? run(Layout<kThreads, 8, 2>()) : run(Layout<kThreads, 8, 4>());
+  if (length <= 256) return run(Layout<32, 4, 2>());
+  if (length <= 768) return run(Layout<32, 4, 6>());
+  if (length <= 1024) return run(Layout<32, 4, 8>());
+  if (length <= 2048) return run(Layout<kThreads, 4, 2>());
+  return length <= 4096 ? run(Layout<kThreads, 4, 4>()) : run(Layout<kThreads, 4, 8>());
 }
 
 template <class... F>
