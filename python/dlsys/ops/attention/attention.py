@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -273,6 +273,28 @@ def arrays_of(op: AttentionBase, node: Node, arrays: Sequence[np.ndarray]) -> bl
     return blocks.Arrays(q, k, v, extra, node.attrs["causal"], scale, node.attrs)
 
 
+class Forms(NamedTuple):
+    """An operator without dropout and with it."""
+
+    plain: AttentionBase
+    dropped: AttentionBase
+
+    def output(
+        self, inputs: Sequence[Node], optional: Sequence[Node | None], attrs: dict[str, Any],
+        dropout: float, generator: Generator | None,
+    ) -> Node:  # fmt: skip
+        """The output of attention. optional: mask, lengths and query_lengths."""
+        announced = {key: x is not None for key, x in zip(_FLAGS[1:], optional)}
+        inputs = [*inputs, *(x for x in optional if x is not None)]
+        if not dropout:
+            return self.plain(*inputs, **attrs, **announced)[0]
+        generator, identity = attached(generator)
+        drawn = dict(threshold=round((1 - dropout) * 2**32), keep=1 / (1 - dropout))
+        made = self.dropped(*inputs, generator.step, **attrs, **announced, **identity, **drawn)
+        made.effects = (generator.advance,)
+        return made[0]
+
+
 attention_op, dropped_attention_op = AttentionOp(False), AttentionOp(True)
 attention_gradient_op = AttentionGradientOp(False)
 dropped_attention_gradient_op = AttentionGradientOp(True)
@@ -307,24 +329,5 @@ def attention(
     attrs: dict[str, Any] = dict(causal=causal, scale=scale)
     if algo is not None:
         attrs["algo"] = algo
-    ops = attention_op, dropped_attention_op
-    return applied(ops, (q, k, v), (mask, lengths, query_lengths), attrs, dropout, generator)
-
-
-def applied(
-    ops: tuple[AttentionBase, AttentionBase], inputs: Sequence[Node],
-    optional: Sequence[Node | None], attrs: dict[str, Any], dropout: float,
-    generator: Generator | None,
-) -> Node:  # fmt: skip
-    """The output of attention without dropout or with it. optional: mask, lengths and
-    query_lengths.
-    """
-    announced = {key: x is not None for key, x in zip(_FLAGS[1:], optional)}
-    inputs = [*inputs, *(x for x in optional if x is not None)]
-    if not dropout:
-        return ops[0](*inputs, **attrs, **announced)[0]
-    generator, identity = attached(generator)
-    drawn = dict(threshold=round((1 - dropout) * 2**32), keep=1 / (1 - dropout))
-    made = ops[1](*inputs, generator.step, **attrs, **announced, **identity, **drawn)
-    made.effects = (generator.advance,)
-    return made[0]
+    forms = Forms(attention_op, dropped_attention_op)
+    return forms.output((q, k, v), (mask, lengths, query_lengths), attrs, dropout, generator)

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from ...arguments.kinds import Int
+from ...arguments.kinds import Int, Ints
 from ...arguments.signature import Signature
 from ...graph.node import Node, Op
 from ...graph.spec import Spec, promote
@@ -49,46 +49,45 @@ class SplitHeadsOp(Op):
         return transpose_op(reshape_op(x, (batch, length, count, size)), _SWAPPED)
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        x, (heads, first, count) = node.inputs[0], node.attrs.values()
-        rest = ((0, first), (first + count, heads - first - count))
-        before, after = (
-            zeroslike_op(self(x, heads=heads, first=at, count=many)) for at, many in rest
-        )
-        return [join_heads_op(before, output_grad, after)]
+        heads, first, count = (node.attrs[key] for key in ("heads", "first", "count"))
+        counts = first, count, heads - first - count
+        before, _, after = split_heads(node.inputs[0], counts)
+        parts = zeroslike_op(before), output_grad, zeroslike_op(after)
+        return [join_heads_op(*parts, counts=counts)]
 
 
 class JoinHeadsOp(Op):
-    """Arrays (N, heads, L, size) as one of all their heads: (N, L, heads · size)."""
+    """Arrays (N, counts[k], L, size) as one of all their heads: (N, L, heads · size)."""
 
     name = "join_heads"
     vocabulary = False
     movement = True
     autocast = "follow"
-    signature = Signature("*parts")
+    signature = Signature("*parts", counts=Ints())
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        first = specs[0].shape
-        fit = all(len(x.shape) == 4 and x.shape[::2] == first[::2] for x in specs)
-        if not fit or any(x.shape[3] != first[3] for x in specs):
+        first, counts = specs[0].shape, node.attrs["counts"]
+        wanted = [(*first[:1], count, *first[2:]) for count in counts]
+        if len(first) != 4 or [x.shape for x in specs] != wanted:
             raise node.error(
-                f"expected arrays (N, heads, positions, size) that differ in their heads alone, "
-                f"got {[x.shape for x in specs]}"
+                f"expected arrays (N, heads, positions, size) of {counts} heads, else alike, got "
+                f"{', '.join(str(x.shape) for x in specs)}"
             )
-        heads = sum(x.shape[1] for x in specs)
-        shape = (first[0], first[2], heads * first[3])
+        shape = (first[0], first[2], sum(counts) * first[3])
         return Spec(shape, promote(node, *specs), any(x.declared for x in specs))
 
     def simplify(self, node: Node) -> Node:
         flat = [
-            reshape_op(transpose_op(x, _SWAPPED), (*node.spec.shape[:2], -1))
+            reshape_op(
+                transpose_op(x, _SWAPPED), (*node.spec.shape[:2], x.spec.shape[1] * x.spec.shape[3])
+            )
             for x in node.inputs
             if x.spec.shape[1]
         ]
         return concat(flat, axis=2) if len(flat) > 1 else flat[0]
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
-        counts = [x.spec.shape[1] for x in node.inputs]
-        return list(split_heads(output_grad, counts))
+        return list(split_heads(output_grad, node.attrs["counts"]))
 
 
 split_heads_op, join_heads_op = SplitHeadsOp(), JoinHeadsOp()
@@ -105,5 +104,6 @@ def split_heads(x: Node, counts: Sequence[int]) -> list[Node]:
 
 def heads_of(x: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
     """The same of an array: views of it."""
-    by_head = x.reshape(*x.shape[:2], sum(counts), -1).transpose(_SWAPPED)
+    heads = sum(counts)
+    by_head = x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(_SWAPPED)
     return np.split(by_head, list(accumulate(counts))[:-1], axis=1)

@@ -23,7 +23,7 @@ from .attention import (
     MASK,
     AttentionGradientOp,
     AttentionOp,
-    applied,
+    Forms,
     arrays_of,
     composed_gradient_op,
     dropped_composed_gradient_op,
@@ -91,7 +91,7 @@ class PackedAttentionOp(_Packed, AttentionOp):
 
     def compose(self, node: Node) -> list[Node]:
         y, lse = composition.forward(nodes_of(self, node))
-        return [join_heads_op(y), lse]
+        return [join_heads_op(y, counts=self.counts(node)[:1]), lse]
 
     def gradient(self, node: Node, output_grad: Any) -> list[Node | None]:
         self.check_sums(node, output_grad)
@@ -134,7 +134,8 @@ class PackedAttentionGradientOp(_Packed, AttentionGradientOp):
 
     def compose(self, node: Node) -> list[Node]:
         by_head = split_heads(node.inputs[3], self.counts(node)[:1])
-        return [join_heads_op(*composition.backward(nodes_of(self, node), *by_head))]
+        made = composition.backward(nodes_of(self, node), *by_head)
+        return [join_heads_op(*made, counts=self.counts(node))]
 
     def gradient(self, node: Node, output_grad: Any) -> list[Node | None]:
         counts = self.counts(node)
@@ -144,7 +145,8 @@ class PackedAttentionGradientOp(_Packed, AttentionGradientOp):
         found = [self.composed(node, *by_head, towards, order=2, of=of) for of in range(last)]
         of_q, of_k, of_v, of_dy, *of_mask = found
         rest = [None] * (len(node.inputs) - len(self.names) - len(of_mask))
-        return [join_heads_op(of_q, of_k, of_v), None, None, join_heads_op(of_dy), *of_mask, *rest]
+        dqkv = join_heads_op(of_q, of_k, of_v, counts=counts)
+        return [dqkv, None, None, join_heads_op(of_dy, counts=counts[:1]), *of_mask, *rest]
 
 
 packed_attention_op, dropped_packed_attention_op = map(PackedAttentionOp, (False, True))
@@ -177,5 +179,5 @@ def packed_attention(
     attrs: dict[str, Any] = dict(causal=causal, scale=scale, heads=heads, kv_heads=kv_heads)
     if algo is not None:
         attrs["algo"] = algo
-    ops = packed_attention_op, dropped_packed_attention_op
-    return applied(ops, (qkv,), (mask, lengths, None), attrs, dropout, generator)
+    forms = Forms(packed_attention_op, dropped_packed_attention_op)
+    return forms.output((qkv,), (mask, lengths, None), attrs, dropout, generator)
