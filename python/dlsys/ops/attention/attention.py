@@ -104,7 +104,8 @@ class AttentionOp(AttentionBase):
     """
 
     name = kernel = "attention"
-    autocast, autocast_inputs = "bf16", (0, 1, 2)
+    autocast = "bf16"
+    autocast_inputs: tuple[int, ...] = (0, 1, 2)
     roundings = 2  # of the weights, and of the result
     outputs = 2
     tolerance = 1e-4
@@ -161,15 +162,16 @@ class AttentionGradientOp(AttentionBase):
     """The gradients of q, k and v from those of y, where the weights are computed anew."""
 
     name = kernel = "attention_gradient"
-    autocast, autocast_inputs = "bf16", (0, 1, 2, 3, 5)
+    autocast = "bf16"
+    autocast_inputs: tuple[int, ...] = (0, 1, 2, 3, 5)
     roundings = 3  # of y in the sums of rows, of the scores' gradients, and of the result
-    names = ("q", "k", "v", "y", "lse", "dy")
+    names: tuple[str, ...] = ("q", "k", "v", "y", "lse", "dy")
     outputs = 3
     tolerance = 1e-4
     has_precision = tunable = True
     ladder = ATTENTION
 
-    def infer(self, node: Node, *specs: Spec) -> tuple[Spec, ...]:
+    def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
         p = self.problem(node, specs)
         made = (p.batch, p.heads, p.rows, p.value_size)
         if specs[3].shape != made or specs[5].shape != made or specs[4].shape != made[:3]:

@@ -87,7 +87,8 @@ class PackedAttentionOp(_Packed, AttentionOp):
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         *inputs, y, lse = arrays
-        blocks.forward(arrays_of(self, node, inputs), *heads_of(y, self.counts(node)[:1]), lse)
+        (by_head,) = heads_of(y, self.counts(node)[:1])
+        blocks.forward(arrays_of(self, node, inputs), by_head, lse)
 
     def compose(self, node: Node) -> list[Node]:
         y, lse = composition.forward(nodes_of(self, node))
@@ -100,14 +101,14 @@ class PackedAttentionOp(_Packed, AttentionOp):
         back = _GRADIENTS[self.random](*node.inputs[:1], node[0], node[1], dy, *extra, **node.attrs)
         of_mask: list[Node | None] = [None] * len(extra)
         if self.mask_is_differentiable(node):
-            by_head = split_heads(dy, self.counts(node)[:1])
+            (by_head,) = split_heads(dy, self.counts(node)[:1])
             towards = self.parts(node, node.inputs)
-            of_mask[0] = self.composed(node, *by_head, towards, order=1, of=MASK)
+            of_mask[0] = self.composed(node, by_head, towards, order=1, of=MASK)
         return [back, *of_mask]
 
 
 class PackedAttentionGradientOp(_Packed, AttentionGradientOp):
-    """The gradient of q, k and v in one array from that of y, where the weights are computed anew."""
+    """The gradient of q, k and v in one array, where the weights are computed anew."""
 
     name = kernel = "packed_attention_gradient"
     autocast_inputs = (0, 1, 3)
@@ -133,16 +134,16 @@ class PackedAttentionGradientOp(_Packed, AttentionGradientOp):
         blocks.backward(arrays_of(self, node, inputs), y, inputs[2], dy, *made)
 
     def compose(self, node: Node) -> list[Node]:
-        by_head = split_heads(node.inputs[3], self.counts(node)[:1])
-        made = composition.backward(nodes_of(self, node), *by_head)
+        (dy,) = split_heads(node.inputs[3], self.counts(node)[:1])
+        made = composition.backward(nodes_of(self, node), dy)
         return [join_heads_op(*made, counts=self.counts(node))]
 
     def gradient(self, node: Node, output_grad: Any) -> list[Node | None]:
         counts = self.counts(node)
-        by_head = split_heads(node.inputs[3], counts[:1])
+        (by_head,) = split_heads(node.inputs[3], counts[:1])
         towards = split_heads(output_grad, counts)
         last = MASK + 1 if node.attrs["masked"] else MASK
-        found = [self.composed(node, *by_head, towards, order=2, of=of) for of in range(last)]
+        found = [self.composed(node, by_head, towards, order=2, of=of) for of in range(last)]
         of_q, of_k, of_v, of_dy, *of_mask = found
         rest = [None] * (len(node.inputs) - len(self.names) - len(of_mask))
         dqkv = join_heads_op(of_q, of_k, of_v, counts=counts)
