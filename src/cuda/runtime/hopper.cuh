@@ -174,13 +174,6 @@ __device__ __forceinline__ uint32_t Packed(float low, float high) {
   return bits;
 }
 
-// 2^x, to about 2 ulp; results below the smallest normal number are 0.
-__device__ __forceinline__ float ExpTwo(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // ---- ordinary copies ----
 
 // Begins to copy 8 or 16 bytes, aligned as one; CloseCopies and WaitForCopies as in ptx.cuh.

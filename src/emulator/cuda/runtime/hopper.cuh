@@ -158,11 +158,6 @@ uint32_t Packed(float low, float high) {
   return (uint32_t)T(high).bits << 16 | T(low).bits;
 }
 
-inline float ExpTwo(float x) {
-  const float y = exp2f(x);
-  return fabsf(y) < 1.17549435e-38f ? 0.f : y;
-}
-
 // ---- ordinary copies ----
 
 template <int kNbytes>
