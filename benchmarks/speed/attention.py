@@ -32,15 +32,16 @@ GPU_SHAPES = [
 ]  # fmt: skip
 OURS = {"cpu": ("naive", "tiled", "auto"), "gpu": ("naive", "tiled", "flash", "auto")}
 THEIRS = {"cpu": ("torch",), "gpu": ("torch", "cudnn")}  # by the choice of PyTorch, and by cuDNN
+QUEUED, WARM = {"cpu": 1, "gpu": 10}, {"cpu": 0.2, "gpu": 0.05}  # steps, and seconds
 Shape = tuple[int, int, int, int, int, bool]
 
 
 def arrays(shape: Shape) -> list[np.ndarray]:
-    """q, k, v and dy."""
+    """q, k, v and dy, uniform with variance 1."""
     batch, heads, kv_heads, tokens, size, _ = shape
     rng = np.random.default_rng(0)
     return [
-        rng.standard_normal((batch, n, tokens, size), np.float32)
+        (rng.random((batch, n, tokens, size), np.float32) - np.float32(0.5)) * np.float32(12**0.5)
         for n in (heads, kv_heads, kv_heads, heads)
     ]
 
@@ -58,7 +59,7 @@ def flop(shape: Shape, direction: str) -> float:
 def ours(
     device: str, shape: Shape, precision: str, rung: str, direction: str
 ) -> Callable[[], None]:
-    """A step."""
+    """So many steps as are queued at a time."""
     from dlsys import autodiff as ad
     from dlsys import functional as F
     from dlsys.runtime.device import cpu, gpu, synchronize
@@ -71,11 +72,12 @@ def ours(
     fetches = [y] if direction == "forward" else [y, *ad.gradients(y, [q, k, v], dy)]
     executor = ad.Executor(fetches, ctx, "tf32" if precision == "tf32" else "fp32")
 
-    def step() -> None:
-        executor.run({})
+    def steps() -> None:
+        for _ in range(QUEUED[device]):
+            executor.run({})
         synchronize(ctx)
 
-    return step
+    return steps
 
 
 def theirs(
@@ -97,15 +99,16 @@ def theirs(
     grouped = shape[1] != shape[2]
     chosen = contextlib.nullcontext if system == "torch" else sdpa_kernel
 
-    def step() -> None:
-        with chosen(SDPBackend.CUDNN_ATTENTION):
-            y = scaled_dot_product_attention(q, k, v, is_causal=shape[-1], enable_gqa=grouped)
-        if direction != "forward":
-            torch.autograd.grad(y, (q, k, v), dy)
+    def steps() -> None:
+        for _ in range(QUEUED[device]):
+            with chosen(SDPBackend.CUDNN_ATTENTION):
+                y = scaled_dot_product_attention(q, k, v, is_causal=shape[-1], enable_gqa=grouped)
+            if direction != "forward":
+                torch.autograd.grad(y, (q, k, v), dy)
         if device == "gpu":
             torch.cuda.synchronize()
 
-    return step
+    return steps
 
 
 def contestant(device: str, system: str) -> None:
@@ -118,11 +121,15 @@ def contestant(device: str, system: str) -> None:
             number, precision, direction = work.split()
             shape = shapes(device)[int(number)]
             if system in THEIRS[device]:
-                step = theirs(device, system, shape, precision, direction)
+                steps = theirs(device, system, shape, precision, direction)
             else:
-                step = ours(device, shape, precision, system, direction)
-            measure.step_ms(step, 0.2)
-            made[work] = lambda seconds: measure.step_ms(step, seconds)
+                steps = ours(device, shape, precision, system, direction)
+            measure.step_ms(steps, WARM[device])
+
+            def sample(seconds: float) -> list[float]:
+                return [ms / QUEUED[device] for ms in measure.step_ms(steps, seconds)]
+
+            made[work] = sample
         return made[work]
 
     version = __import__("torch").__version__ if system in THEIRS[device] else ""

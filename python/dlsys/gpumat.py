@@ -20,6 +20,7 @@ from .eager.tensor import Tensor
 from .errors import ShapeError
 from .functional import conv, loss
 from .graph.lines import where
+from .ndarray import NDArray
 
 
 class PyGpuMatrix:
@@ -60,7 +61,11 @@ class PyGpuMatrix:
 
     def loadFromDevice(self) -> None:  # noqa: N802
         """Waits for the device and copies its values into the array."""
-        self.array[...] = self._tensor.numpy().reshape(self.array.shape)
+        value = self._tensor.ndarray()
+        if isinstance(value, NDArray) and self.array.flags.c_contiguous:
+            value.copyto(self.array.reshape(self.shape))
+        else:
+            self.array[...] = self._tensor.numpy().reshape(self.array.shape)
 
     # ---- each leaves its result on the device ----
     def mul(self, M: int, N: int, K: int, B: PyGpuMatrix, C: PyGpuMatrix) -> None:  # noqa: N803

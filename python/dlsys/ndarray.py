@@ -127,10 +127,7 @@ class NDArray(HostNumbers):
         """
         narrow = self._dtype is bfloat16
         out = np.empty(self._shape, np.uint16 if narrow else self._dtype)
-        if out.size:
-            # The address through `out.ctypes` takes four times as long.
-            address = ctypes.addressof(ctypes.c_char.from_buffer(out.data))
-            _copy(address, _HOST, self.data_address, self._ctx, out.nbytes, self.block)
+        self._download(out)
         return bfloat16.decode(out) if narrow else out
 
     def copyto(self, target: NDArray | np.ndarray) -> None:
@@ -143,7 +140,10 @@ class NDArray(HostNumbers):
             target[:] = self
         elif isinstance(target, np.ndarray):
             _check_same_shape("copyto", self._shape, target.shape)
-            np.copyto(target, self.asnumpy(), casting="same_kind")
+            if target.dtype == self._dtype and target.flags.c_contiguous and target.flags.writeable:
+                self._download(target)
+            else:
+                np.copyto(target, self.asnumpy(), casting="same_kind")
         else:
             raise TypeError(
                 f"copyto: expected an NDArray or a numpy array, got {type(target).__name__}"
@@ -172,6 +172,12 @@ class NDArray(HostNumbers):
         held = stored(values, self._dtype)
         if held.size:
             _copy(self.data_address, self._ctx, held.ctypes.data, _HOST, held.nbytes, self.block)
+
+    def _download(self, out: np.ndarray) -> None:
+        if out.size:
+            # The address through `out.ctypes` takes four times as long.
+            address = ctypes.addressof(ctypes.c_char.from_buffer(out.data))
+            _copy(address, _HOST, self.data_address, self._ctx, out.nbytes, self.block)
 
     def _fill(self, value: np.ndarray) -> None:
         held = rounded(value, self._dtype)

@@ -47,7 +47,12 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 @require(gpu(0))
 class GpuStreams(unittest.TestCase):
     def trained(
-        self, name: str, many: bool = False, capture: bool = True, streams: int = 4
+        self,
+        name: str,
+        many: bool = False,
+        capture: bool = True,
+        streams: int = 4,
+        most_nodes: int = 1000,
     ) -> tuple[list, Any]:
         """The loss and the state after STEPS steps with Adam, and the report."""
         make, rows = NETWORKS[name]
@@ -56,7 +61,8 @@ class GpuStreams(unittest.TestCase):
         images = on_gpu(rng.random((rows, 784), np.float32))
         labels = on_gpu(rng.integers(0, 10, rows))
         worth = mock.patch.object(captured, "_WORTHWHILE", WORTH)
-        with worth, mock.patch.multiple(settings, capture=capture, streams=streams):
+        nodes = mock.patch.object(captured, "_MOST_NODES", most_nodes)
+        with worth, nodes, mock.patch.multiple(settings, capture=capture, streams=streams):
             net = make()
             x = ad.Variable("x", shape=(None, 784), dtype=np.float32)
             y = ad.Variable("y", shape=(None,), dtype=np.int64)
@@ -91,8 +97,7 @@ class GpuStreams(unittest.TestCase):
                         np.testing.assert_array_equal(a, b)
 
     def test_runs_of_many_kernels_are_not_unrolled(self):
-        with mock.patch.object(captured, "_MOST_NODES", 1):
-            many, report = self.trained("mlp", True)
+        many, report = self.trained("mlp", True, most_nodes=1)
         self.assertEqual(report.plans[0].unrolled, 1)
         for a, b in zip(many, self.trained("mlp")[0], strict=True):
             np.testing.assert_array_equal(a, b)

@@ -39,7 +39,7 @@ def model(nodes: list[Any], inputs: dict[str, Any], outputs: list[str],
         [onnx.ValueInfoProto(name=n) for n in outputs],
         [numpy_helper.from_array(w, n) for n, w in (weights or {}).items()],
     )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
 def network() -> Any:

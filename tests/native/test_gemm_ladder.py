@@ -65,6 +65,8 @@ class Ladder:
         """The rungs that work here, each with the precisions at which it differs."""
         found = []
         for rung in rungs_among(self.algorithms()):
+            if rung == "cublas" and settings.blas == "own":
+                continue  # it is forbidden
             try:
                 number = self.algorithms().index(rung) + 1
                 load().algorithm_source(self.ctx.kernel_device, "matmul", number)

@@ -11,6 +11,7 @@ from dlsys import autodiff as ad
 from dlsys import functional as F
 from dlsys.graph.node import hooks
 from dlsys.ops.attention.attention import attention
+from dlsys.ops.attention.packed import packed_attention
 from dlsys.ops.conv.pooling import max_pool_op
 
 RNG = np.random.default_rng(7)
@@ -292,6 +293,14 @@ row(
     "scaled_dot_product_attention",
     lambda: F.scaled_dot_product_attention(IMAGES, IMAGES, IMAGES, dropout=0.5, training=False),
     lambda: attention(IMAGES, IMAGES, IMAGES),
+)
+
+QKV = ad.Variable("qkv", (2, 3, 24), np.dtype(np.float32))
+same("packed_attention", packed_attention, QKV, 2, causal=True)
+row(
+    "packed_attention",
+    lambda: F.packed_attention(QKV, 4, 1, scale=0.5, dropout=0.5, training=False),
+    lambda: packed_attention(QKV, 4, 1, scale=0.5),
 )
 
 for _name, _built, _expected in (

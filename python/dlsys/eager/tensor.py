@@ -551,17 +551,20 @@ def _held(data: Any, dtype: Any, engine: Engine) -> Any:
     """Data as the device of an engine holds it, in memory of its own."""
     ctx = engine.ctx
     if isinstance(data, NDArray):
-        return array(data, ctx, dtype) if ctx is not None else _numpy(data.asnumpy(), dtype, False)
+        if ctx is not None:
+            return array(data, ctx, dtype)
+        return _numpy(data.asnumpy(), dtype, python=False, copy=True)
     python = not isinstance(data, (np.ndarray, np.generic))
     if python and hasattr(data, "__dlpack__") and not isinstance(data, (list, tuple)):
         data, python = np.asarray(data), False
-    values = _numpy(data, dtype, python)
+    values = _numpy(data, dtype, python, copy=ctx is None)  # else the device's array is the copy
     return values if ctx is None else array(values, ctx, dtype)
 
 
-def _numpy(data: Any, dtype: Any, python: bool) -> np.ndarray:
+def _numpy(data: Any, dtype: Any, python: bool, copy: bool) -> np.ndarray:
+    make = np.array if copy else np.asarray
     try:
-        values = np.array(data, dtype=None if dtype is None else host(as_dtype(dtype)))
+        values = make(data, dtype=None if dtype is None else host(as_dtype(dtype)))
     except (ValueError, TypeError) as error:
         raise ShapeError(
             f"tensor: expected numbers in one shape, got {error} [{where()}]"
