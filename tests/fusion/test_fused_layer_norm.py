@@ -180,7 +180,7 @@ class GpuNorms(unittest.TestCase):
     ctx = gpu(0)
 
     def test_values_are_those_of_numpy_in_float64(self) -> None:
-        """Measured: at most 4e-6 of the largest element, with the pass and without it."""
+        """Measured: at most 1.1e-6 of the largest element, and 1.0e-6 without the pass."""
         for name, (build, _) in GRAPHS.items():
             for width in WIDTHS if name in ("pre-norm", "post-norm") else (66,):
                 with self.subTest(name, width=width):
@@ -189,7 +189,7 @@ class GpuNorms(unittest.TestCase):
                     found = evaluate(fetches, feeds, self.ctx)
                     for value, wanted in zip(found, self.exact(build, width, feeds), strict=True):
                         size = np.abs(wanted).max(initial=1.0)
-                        np.testing.assert_allclose(value, wanted, rtol=0, atol=2e-5 * size)
+                        np.testing.assert_allclose(value, wanted, rtol=0, atol=1e-5 * size)
 
     def exact(self, build: Callable, width: int, feeds: dict) -> list[np.ndarray]:
         named = {x.name: value for x, value in feeds.items()}
@@ -200,7 +200,9 @@ class GpuNorms(unittest.TestCase):
         return evaluate(again, {wide[x]: named[x.name].astype(np.float64) for x in leaves})
 
     def test_bf16_is_as_exact_as_without_the_pass(self) -> None:
-        """Relative errors of all gradients. Measured: 0.9 to 1.05 of those without the pass."""
+        """Relative errors of all gradients. Measured: 1.0000 to 1.0004 of those without the
+        pass.
+        """
         for name in ("pre-norm", "RMS", "post-norm"):
             for width in (7, 64, 260, 1030):
                 with self.subTest(name, width=width):
@@ -211,7 +213,7 @@ class GpuNorms(unittest.TestCase):
                     self.assertEqual(*([x.tobytes() for x in run] for run in (made, again)))
                     with without("layer_norm"):
                         plain = self.run_bf16(fetches, feeds)
-                    self.assertLess(distance(made, exact), 1.25 * distance(plain, exact))
+                    self.assertLess(distance(made, exact), 1.02 * distance(plain, exact))
 
     def run_bf16(self, fetches: Sequence[Node], feeds: dict) -> list[np.ndarray]:
         return ad.Executor(fetches, self.ctx, precision="bf16").run(feeds, True)
@@ -267,13 +269,13 @@ class GpuNorms(unittest.TestCase):
 
 class EveryDevice(unittest.TestCase):
     def test_a_gpt_in_bf16_on_each_device_as_on_numpy(self) -> None:
-        """The devices round in different places. Measured: at most 4e-4 of the loss."""
+        """The devices round in different places. Measured: at most 5e-5 of the loss."""
         losses = []
         for ctx in (None, *native_contexts()):
             executor, feeds = gpt(ctx)
             losses.append([float(executor.run(feeds, True)[0]) for _ in range(3)])
         for found in losses[1:]:
-            np.testing.assert_allclose(found, losses[0], rtol=2e-3)
+            np.testing.assert_allclose(found, losses[0], rtol=5e-4)
 
 
 def gpt(ctx: object = gpu(0), norm: str = "layer") -> tuple[ad.Executor, dict]:
