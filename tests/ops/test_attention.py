@@ -122,8 +122,8 @@ class AgainstFloat64(unittest.TestCase):
                         self.assertLess(error, bound)
 
     def test_packed_heads(self) -> None:
-        """Random problems as one array. Worst of the largest value: 3.1e-7, and of the largest
-        gradient 6.4e-7.
+        """Random problems as one array. Worst of the largest result: 9.5e-7, and of the largest
+        gradient 1.5e-6.
         """
         rng = np.random.default_rng([SEED, 22])
         for size in (32, 80, 128, int(rng.integers(1, 70))):
@@ -139,7 +139,7 @@ class AgainstFloat64(unittest.TestCase):
                 executor = ad.Executor([y, *ad.gradients(y, [x], d)], ctx)
                 got = executor.run({x: qkv, d: dy}, convert_to_numpy_ret_vals=True)
                 found = heads_of(got[0], counts[:1]), heads_of(got[1], counts)
-                for values, right, bound in zip(found, wanted, (1e-6, 2e-6)):
+                for values, right, bound in zip(found, wanted, (3e-6, 4e-6)):
                     flat = np.concatenate([one.ravel() for one in values])
                     error = np.abs(flat - right.ravel()).max() / np.abs(right).max()
                     with self.subTest(ctx=ctx, algo=algo, size=size, causal=causal, seed=SEED):
