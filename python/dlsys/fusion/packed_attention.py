@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..graph.lines import attributed_to
-from ..graph.node import Node, find_topo_sort, same_nodes
+from ..graph.node import Node, Op, find_topo_sort, same_nodes
 from ..ops.attention.attention import (
     attention_gradient_op,
     attention_op,
@@ -37,7 +37,7 @@ from ..passes.simplify import simplify
 from ..settings import settings
 from .rewrite import Graph, exchange, value_of
 
-_PACKED = {
+_PACKED: dict[Op, Op] = {
     attention_op: packed_attention_op,
     dropped_attention_op: dropped_packed_attention_op,
     attention_gradient_op: packed_gradient_op,
@@ -96,7 +96,7 @@ def _cut(x: np.ndarray, node: Node) -> np.ndarray:
 
 _MOVES: dict[Any, Callable[[np.ndarray, Node], np.ndarray]] = {
     reshape_op: lambda x, node: x.reshape(node.spec.shape),
-    transpose_op: lambda x, node: x.transpose(node.op.permutation(node, x.ndim)),
+    transpose_op: lambda x, node: x.transpose(transpose_op.permutation(node, x.ndim)),
     getitem_op: lambda x, node: (
         (region := region_of(node, "x", x.shape)) and x[region.slices].reshape(region.shape)
     ),
@@ -241,7 +241,7 @@ def _layout_of_placed(way: Sequence[Node]) -> _Layout | None:
         if node.op is reshape_op:
             view = view.reshape(node.inputs[0].spec.shape)
         else:
-            view = view.transpose(np.argsort(node.op.permutation(node, view.ndim)))
+            view = view.transpose(np.argsort(transpose_op.permutation(node, view.ndim)))
     return _Layout.of(view, array)
 
 
