@@ -1,0 +1,45 @@
+"""The tables of large training steps (speed/large.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tables.gpu import Results, rows, source
+
+NAMES = {
+    "gpt2": "GPT-2 124M, 16 × 1,024 tokens, AdamW",
+    "resnet50": "ResNet-50, 128 images, SGD with momentum",
+}
+SHOWN = 0.01  # of a step's time; operators below are left out
+
+
+def steps(results: Results) -> str:
+    """Milliseconds, memory and the first steps of each side."""
+    record = results.read("large")
+    body = []
+    for step in record["steps"]:
+        work = f"{NAMES[step['work']]}, {step['precision']}"
+        cells = [f"{step['ms']:.1f}", f"{step['peak_mib'] / 1024:.1f}", f"{step['first_s']:.1f}"]
+        body.append([f"{work}: {step['side']}", *cells])
+    head = ["training step", "ms", "GiB at most", "s, the first two steps"]
+    return f"{rows(head, body)}\n\n{source(record)}"
+
+
+def kernels(results: Results) -> str:
+    """The time of our steps by operator."""
+    record = results.read("large")
+    parts = []
+    for step in record["steps"]:
+        if "kernels" in step:
+            parts.append(f"{NAMES[step['work']]}, {step['precision']}:\n\n{_kernels(step)}")
+    return "\n\n".join(parts)
+
+
+def _kernels(step: dict[str, Any]) -> str:
+    total = sum(row["ms"] for row in step["kernels"])
+    body = [
+        [f"`{row['operator']}`", row["calls"], f"{row['ms']:.2f}", row["gb_per_s"], row["tflops"]]
+        for row in step["kernels"]
+        if row["ms"] >= SHOWN * total
+    ]
+    return rows(["operator", "calls", "ms", "GB/s at least", "TFLOP/s"], body)
