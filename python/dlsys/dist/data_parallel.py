@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import GraphError
 from ..graph.lines import attributed_to
 from ..graph.node import Node, find_topo_sort, hooks
 from ..ops.leaf import Parameter
@@ -23,7 +24,7 @@ from ..ops.optim.apply import RuleOp
 from ..passes.pipeline import Options, Pass
 from ..settings import settings
 from .collectives import bucket_op
-from .group import Group
+from .group import LINE, Group, without_line
 
 FIRST_BUCKET = 1 << 20  # bytes
 BUCKET = 25 << 20  # bytes
@@ -36,7 +37,10 @@ class DataParallel:
     """What an executor does for a group of ranks: two passes, and a check before each run."""
 
     def __init__(self, group: Group, ctx: Any, parameters: Sequence[Parameter]) -> None:
-        self._group, self._ctx, self._parameters = group, ctx, parameters
+        if not isinstance(group, Group):
+            raise GraphError(f"Executor: group is one of dist.init(), got {group!r}")
+        self._group, self._ctx = group, ctx
+        self._shared = [parameter for parameter in parameters if not parameter.of_rank]
         self._told: dict[Hashable, tuple[int, Told]] = {}
         self.passes = (
             Pass("rank_keys", self._draw_apart, position=3),
@@ -52,7 +56,7 @@ class DataParallel:
         first = not self._told
         if key not in self._told:
             told = _told(specs(), self._ctx)
-            text = "\n".join(line for lines in told.values() for line in lines)
+            text = "\n".join(without_line(line) for lines in told.values() for line in lines)
             digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
             self._told[key] = digest, told
         self._group.agree(*self._told[key])
@@ -60,12 +64,12 @@ class DataParallel:
             self._share_state()
 
     def _share_state(self) -> None:
-        values = [parameter.asnumpy() for parameter in self._parameters]
+        values = [parameter.asnumpy() for parameter in self._shared]
         own = np.array([zlib.crc32(np.ascontiguousarray(x).data) for x in values], np.int64)
         same = (self._group.all_gather(own) == own).all()
         if self._group.all_reduce(np.array([int(same)], np.int32), "min")[0]:
             return
-        for parameter, value in zip(self._parameters, values):
+        for parameter, value in zip(self._shared, values):
             parameter.set(self._group.broadcast(value))
 
     # ---- the passes, over the executor's own graph ----
@@ -141,7 +145,7 @@ def _told(specs: Mapping[Node, Any], ctx: Any) -> Told:
         inputs = " ".join(f"#{numbers[x]}" for x in node.inputs)
         attrs = ", ".join(f"{key}={_value(node.attrs[key])}" for key in sorted(node.attrs))
         name = f" {node.name}" if node.op.leaf == "state" else ""
-        graph.append(f"{node.op.name}{name} {spec}: {inputs} {attrs} [{node.where}]")
+        graph.append(f"{node.op.name}{name} {spec} of {inputs} {attrs}{LINE}{node.where}]")
     return {"feeds": feeds, "settings": [rules], "graph": graph}
 
 

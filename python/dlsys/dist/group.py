@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from ..errors import CommunicationError
 
+LINE = " ["  # begins the source line at the end of what a rank tells
 REDUCTIONS = ("sum", "mean", "max", "min")
 Array = np.ndarray
 
@@ -137,16 +139,19 @@ class Alone(Group):
         raise SystemExit(sentence)
 
 
+def without_line(told: str) -> str:
+    """What a rank told, without the source line, in which ranks may differ."""
+    return told.rpartition(LINE)[0] or told
+
+
 def _difference(told: Sequence[Mapping[str, Sequence[str]]]) -> str:
     """The sentence about the first rank that differs from rank 0."""
-    rank = next(k for k, other in enumerate(told) if other != told[0])
-    for what, lines in told[0].items():
-        others = told[rank].get(what, ())
-        pairs = zip([*lines, *["nothing"] * len(others)], [*others, *["nothing"] * len(lines)])
+    for rank, what in itertools.product(range(1, len(told)), told[0]):
+        pairs = itertools.zip_longest(told[0][what], told[rank][what], fillvalue="nothing")
         for mine, other in pairs:
-            if mine != other:
+            if without_line(mine) != without_line(other):
                 return (
                     f"rank {rank} differs from rank 0 in its {what}: it has {other}, where rank 0 "
                     f"has {mine}; run the same program with the same shapes on every rank"
                 )
-    return f"rank {rank} differs from rank 0; run the same program on every rank"
+    raise AssertionError("ranks told the same, but gave other digests")

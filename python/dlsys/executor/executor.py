@@ -55,8 +55,9 @@ class Executor(Views):
     (docs/precision.md). fusions: the passes of `dlsys.fusion` to run, instead of those that
     DLSYS_FUSION leaves. backend: that of executors which never run at the same time; they share the
     memory of its arena. group: ranks that train together, of `dist.init()`: each feeds its share of
-    a batch, and updates use the mean of all ranks' gradients (docs/dist.md). Plans are made once for each set of feed shapes and dtypes; a run after
-    that allocates nothing. An executor belongs to one thread at a time.
+    a batch, and updates use the mean of all ranks' gradients (docs/dist.md). Plans are made once
+    for each set of feed shapes and dtypes; a run after that allocates nothing. An executor belongs
+    to one thread at a time.
 
     Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter;
     DeviceError when `ctx` cannot be used, with what to install.
@@ -99,7 +100,7 @@ class Executor(Views):
         self._backend: Backend = backend or backend_of(self.ctx)
         self._parallel: Any = None
         if group is not None:
-            if "data_parallel" not in hooks:
+            if "data_parallel" not in hooks:  # nobody has imported dlsys.dist
                 raise GraphError(f"Executor: group is one of dist.init(), got {group!r}")
             self._parallel = hooks["data_parallel"](group, self.ctx, self._parameters)
         self._count_from_here()
@@ -153,7 +154,7 @@ class Executor(Views):
         with self._running:
             runner, transaction, values = self._ready(feed_dict)
             if self._parallel is not None:
-                key = self._signatures
+                key = self._signatures or ()
                 self._parallel.before_run(key, lambda: self._infer(self._feeds.specs(key)))
             if n > 1 and not runner.runs:
                 self._run(runner, transaction, values)  # the run after the first is captured
