@@ -22,6 +22,7 @@ from ..graph.node import Node, find_topo_sort, hooks
 from ..ops.leaf import Parameter
 from ..ops.optim.apply import RuleOp
 from ..passes.pipeline import Options, Pass
+from ..runtime.target import target_of
 from ..settings import settings
 from .collectives import bucket_op
 from .group import LINE, Group, without_line
@@ -59,6 +60,7 @@ class DataParallel:
             text = "\n".join(without_line(line) for lines in told.values() for line in lines)
             digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
             self._told[key] = digest, told
+        self._group.check()
         self._group.agree(*self._told[key])
         if first:
             self._share_state()
@@ -139,7 +141,7 @@ def _told(specs: Mapping[Node, Any], ctx: Any) -> Told:
     """The lines by which ranks compare feeds, settings and graphs."""
     numbers = {node: k for k, node in enumerate(specs)}
     feeds = [f"{x.name} {spec}" for x, spec in _described(specs) if x.op.leaf == "feed"]
-    rules = f"device {ctx and ctx.device_type}, DLSYS_FUSION={settings.fusion}"
+    rules = f"{target_of(ctx).name}, DLSYS_FUSION={settings.fusion}"
     graph = []
     for node, spec in _described(specs):
         inputs = " ".join(f"#{numbers[x]}" for x in node.inputs)

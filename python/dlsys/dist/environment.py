@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..errors import CommunicationError
-from . import mpi
+from . import mpi, nccl
 from .group import Alone, Group
 
 # What launchers of MPI tell their processes, so that a plain `python script.py` needs no MPI.
@@ -24,7 +24,8 @@ def init(timeout: float = 30.0) -> Group:
     launch`), or else from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as `torchrun`
     sets them. A process that nobody started as one of several is a world of its own.
 
-    Raises CommunicationError where what was started cannot communicate, with what to install.
+    Raises CommunicationError where what was started cannot communicate, with what to install;
+    DeviceError for torchrun's ranks without GPUs or NCCL: without MPI these are all they have.
 
     >>> from dlsys import dist
     >>> dist.init()
@@ -48,4 +49,4 @@ def _found(timeout: float) -> Group:
             f"dist.init: WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} not "
             "set: start the ranks with torchrun, mpirun or `python -m dlsys.dist launch`"
         )
-    return None
+    return nccl.world()

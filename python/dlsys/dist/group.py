@@ -67,7 +67,12 @@ class Group(ABC):
         """Ends all ranks, after printing a sentence that says why."""
 
     def connect(self, ctx: Any) -> None:
-        """Opens the communicator of a device, once; numpy and the CPU need none."""
+        """Opens the communicator of a GPU, once; numpy and the CPU need none. An Executor with a
+        group does so. ctx: the device. DeviceError where NCCL cannot be used.
+        """
+
+    def check(self) -> None:
+        """KernelError where the GPUs' library has found a rank or a network to be broken."""
 
     # ---- what users call with arrays of the host ----
     def barrier(self) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CommunicationError, how_to_install
+from ..errors import CommunicationError, DeviceError, how_to_install
+from . import nccl
 from .group import Array, Group
 
 _SPINS = 100  # tests of a request before the core is given to others between two of them
@@ -80,6 +81,24 @@ class MpiGroup(Group):
 
     def objects(self, value: Any) -> list[Any]:
         return self._comm.allgather(value)
+
+    def connect(self, ctx: Any) -> None:
+        if ctx is None or not ctx.streams or self.handle:
+            return
+        fault, common = "", np.zeros(0, np.uint8)
+        try:
+            common = nccl.new_id(ctx)  # on every rank, so that all know where there is none
+        except DeviceError as error:
+            fault = f"{error} (rank {self.rank})"
+        fault = next(filter(None, self.objects(fault)), "")
+        if fault:
+            raise DeviceError(fault)
+        self._gpu = ctx
+        self.handle = nccl.communicator(ctx, self.broadcast(common), self.rank, self.size)
+
+    def check(self) -> None:
+        if self.handle:
+            nccl.check(self._gpu, self.handle)
 
     def abort(self, sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)
