@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import functional as F
-from ..data.description import DataDescription
+from ..data.description import DataDescription, as_trained
 from ..errors import DataError, GraphError
 from ..nn import Module
 from ..optim import Optimizer
 from ..runtime.device import Context
 from . import checkpoint
 from .callbacks import Callback, Validation
-from .evaluation import Loss, as_trained, check_as_trained, inputs_of
+from .evaluation import Loss, check_as_trained, inputs_of
 from .history import History
 from .metrics import Metric
 from .report import Progress
