@@ -295,6 +295,14 @@ class QuantizedMaxPoolOp(Op):
         return (self.windows(node, node.inputs[0].spec).argument,)
 
 
+def _short(scale: float) -> float:
+    """A scale rounded to 16 bits: its product with a uint8 is exact in float32, and so the same
+    where a compiler contracts product and sum.
+    """
+    fraction, exponent = np.frexp(np.float64(scale))
+    return float(np.ldexp(np.rint(fraction * 2.0**16), int(exponent) - 16))
+
+
 class QuantizedAddOp(Op):
     """The sum of two quantized tensors of one shape, uint8: round(a · scale_a + b · scale_b +
     offset), between `low` and `high`. Scales are in units of the result's, and the offset has the
@@ -324,8 +332,8 @@ class QuantizedAddOp(Op):
 
     def scalars(self, node: Node) -> tuple[float | int, ...]:
         attrs = node.attrs
-        scales = attrs["scale_a"], attrs["scale_b"], attrs["offset"]
-        return *map(float, scales), attrs["low"], attrs["high"]
+        scales = _short(attrs["scale_a"]), _short(attrs["scale_b"])
+        return *scales, float(np.float32(attrs["offset"])), attrs["low"], attrs["high"]
 
 
 quantize_op = QuantizeOp()
