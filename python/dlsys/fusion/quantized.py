@@ -233,6 +233,9 @@ class _Lowering:
     def _moved(self, node: Node, scale: float, zero: int) -> Node | None:
         """What an operator makes of the integers, where it commutes with quantization."""
         top = node.inputs[0]
+        same = self._source(top)
+        if same is not None and (same.scale, same.zero) == (scale, zero):
+            return same.node
         pool = top.inputs[0] if top.op.projection and top.attrs["index"] == 0 else None
         pool = pool if pool is not None and pool.op is max_pool_op else None
         mover = top if pool is None else pool

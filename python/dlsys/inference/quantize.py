@@ -27,12 +27,13 @@ from ..ops.conv.convolution import convolution_bias_op, convolution_op
 from ..ops.conv.pooling import max_pool_op
 from ..ops.elementwise import add_op
 from ..ops.matmul import batched_matmul_op, matmul_op
-from ..ops.movement import flatten_op
+from ..ops.movement import expand_dims_op, flatten_op, squeeze_op
 from ..ops.quantize import dequantize_op, quantize_op
 from .calibrate import METHODS
 from .fold import folded
 from .form import inference_form
 
+_VIEWS = (flatten_op, squeeze_op, expand_dims_op)
 _CONVOLUTIONS = (convolution_op, convolution_bias_op)
 _PRODUCTS = (*_CONVOLUTIONS, matmul_op, batched_matmul_op)
 Numbers = tuple[np.ndarray, np.ndarray]  # scale and zero point
@@ -169,7 +170,7 @@ class _Plan:
             pool = x.op.projection and before is not None and before.op is max_pool_op
             if pool and before is not None and x.attrs["index"] == 0:
                 x = before.inputs[0]
-            elif before is not None and (x.op.movement or x.op.view or x.op is flatten_op) and (
+            elif before is not None and (x.op.movement or x.op.view or x.op in _VIEWS) and (
                 len(x.inputs) == 1 and not x.op.projection
             ):  # fmt: skip
                 x = before

@@ -42,6 +42,28 @@ void ForRows(const Scales& s, const F& body) {
   });
 }
 
+// The loops: what they read is arguments, which the bytes that they write cannot alias.
+DLSYS_INLINE void QuantizeLoop(const float* x, float step, float zero, uint8_t* q, int64_t n) {
+  DLSYS_IVDEP
+  for (int64_t j = 0; j < n; j++) {
+    const float units = x[j] / step;
+    const float low = units < -zero ? -zero : units;
+    const float clipped = low > 255.f - zero ? 255.f - zero : low;
+    q[j] = (uint8_t)(int32_t)(rintf(clipped == clipped ? clipped : 0.f) + zero);
+  }
+}
+
+DLSYS_INLINE void AddLoop(const uint8_t* a, const uint8_t* b, float scale_a, float scale_b,
+                          float offset, float low, float high, uint8_t* y, int64_t n) {
+  DLSYS_IVDEP
+  for (int64_t k = 0; k < n; k++) {
+    const float sum = (float)(int32_t)a[k] * scale_a + (float)(int32_t)b[k] * scale_b;
+    const float moved = sum + offset;
+    const float above = moved < low ? low : moved;
+    y[k] = (uint8_t)(int32_t)rintf(above > high ? high : above);
+  }
+}
+
 void Quantize(const DLArray* x, const DLArray* scale, const DLArray* zero, int64_t axis,
               DLArray* q) {
   const char* op = "quantize";
@@ -51,15 +73,7 @@ void Quantize(const DLArray* x, const DLArray* scale, const DLArray* zero, int64
   CheckSameShape(op, x, q);
   ForRows(CheckedScales(op, x, scale, zero, axis), [=](int64_t begin, int64_t end, int64_t k) {
     const float step = factor[k], z = offset[k];
-    Dispatch(DLSYS_SIMD {
-      DLSYS_IVDEP
-      for (int64_t j = begin; j < end; j++) {
-        const float units = from[j] / step;
-        const float low = units < -z ? -z : units;
-        const float clipped = low > 255.f - z ? 255.f - z : low;
-        to[j] = (uint8_t)(int32_t)(rintf(clipped == clipped ? clipped : 0.f) + z);
-      }
-    });
+    Dispatch(DLSYS_SIMD { QuantizeLoop(from + begin, step, z, to + begin, end - begin); });
   });
 }
 
@@ -98,14 +112,8 @@ void QuantizedAdd(const DLArray* a, const DLArray* b, float scale_a, float scale
   CheckSameShape(op, a, y);
   ParallelFor(Numel(y), kGrain, [=](int64_t begin, int64_t end) {
     Dispatch(DLSYS_SIMD {
-      const float least = (float)low, most = (float)high;
-      DLSYS_IVDEP
-      for (int64_t k = begin; k < end; k++) {
-        const float sum = (float)left[k] * scale_a + (float)right[k] * scale_b;
-        const float moved = sum + offset;
-        const float above = moved < least ? least : moved;
-        to[k] = (uint8_t)(int32_t)rintf(above > most ? most : above);
-      }
+      AddLoop(left + begin, right + begin, scale_a, scale_b, offset, (float)low, (float)high,
+              to + begin, end - begin);
     });
   });
 }

@@ -61,7 +61,7 @@ void MultiplyBlock(const Product& p, const uint8_t* a, int64_t a_row, int64_t ro
   for (int64_t n = begin; n < end; n += kBlockCols) {
     QuantizedTile t;
     t.a_row = a_row;
-    t.k = p.k;
+    t.steps = CeilDiv(p.k, kStep);
     t.w = p.w + n / kPanel * p.panel;
     t.panel = p.panel;
     t.cols = std::min(kBlockCols, end - n);
@@ -113,11 +113,26 @@ void ForBlocks(const Product& p, const Make& make, const F& body) {
                          });
 }
 
+// The product of rows that lie side by side, of whole steps.
 void MultiplyRows(const Product& p, const uint8_t* a) {
   ForBlocks(
       p, [] { return 0; },
       [&](int, int64_t row, int64_t rows, int64_t begin, int64_t end) {
         MultiplyBlock(p, a + row * p.k, p.k, row, rows, begin, end);
+      });
+}
+
+// The product of rows that gather(row, rows, pitch, to) writes to scratch; what is between their
+// ends and the next step meets weights of 0.
+template <class F>
+void MultiplyGathered(const Product& p, const F& gather) {
+  const int64_t pitch = RoundUp(p.k, kStep), most = Blocks(p).rows;
+  ForBlocks(
+      p, [=] { return ScratchArray<uint8_t>(most * pitch); },
+      [&](const ScratchArray<uint8_t>& scratch, int64_t row, int64_t rows, int64_t begin,
+          int64_t end) {
+        gather(row, rows, pitch, scratch.data());
+        MultiplyBlock(p, scratch.data(), pitch, row, rows, begin, end);
       });
 }
 
@@ -129,19 +144,36 @@ void QuantizedMatMul(const DLArray* x, const DLArray* w, const DLArray* bias,
   if (x->ndim < 1) Fail("%s: expected x (..., K)", op);
   const Product p =
       CheckedProduct(op, w, bias, multiplier, x->shape[x->ndim - 1], zero, low, high, y);
-  if (p.m && p.n) MultiplyRows(p, a);
+  if (!p.m || !p.n) return;
+  if (p.k % kStep == 0) return MultiplyRows(p, a);
+  MultiplyGathered(p, [&](int64_t row, int64_t rows, int64_t pitch, uint8_t* to) {
+    for (int64_t r = 0; r < rows; r++) memcpy(to + r * pitch, a + (row + r) * p.k, p.k);
+  });
 }
 
 // Copies of a few bytes without a call.
 DLSYS_INLINE void CopyBytes(uint8_t* to, const uint8_t* from, int64_t n) {
-  if (n >= 32) {
+  if (n >= 64) {
     memcpy(to, from, n);
   } else if (n >= 8) {
     for (int64_t k = 0; k + 8 < n; k += 8) memcpy(to + k, from + k, 8);
     memcpy(to + n - 8, from + n - 8, 8);
+  } else if (n >= 4) {
+    uint32_t first, last;
+    memcpy(&first, from, 4);
+    memcpy(&last, from + n - 4, 4);
+    memcpy(to, &first, 4);
+    memcpy(to + n - 4, &last, 4);
   } else {
     for (int64_t k = 0; k < n; k++) to[k] = from[k];
   }
+}
+
+DLSYS_INLINE void FillBytes(uint8_t* to, uint8_t byte, int64_t n) {
+  if (n >= 8)
+    memset(to, byte, n);
+  else
+    for (int64_t k = 0; k < n; k++) to[k] = byte;
 }
 
 // Images (n, in, channels), and the windows over them.
@@ -156,30 +188,50 @@ struct Images {
 // The inputs of one row of a window, columns from `first`.
 DLSYS_INLINE void GatherRow(const Images& g, const uint8_t* row, int64_t first, uint8_t* to) {
   const int64_t step = g.windows.dilation.w, width = g.windows.size.w, c = g.channels;
-  if (step == 1 && first >= 0 && first + width <= g.in.w)
-    return CopyBytes(to, row + first * c, width * c);
+  if (step == 1) {
+    const int64_t begin = std::min(std::max<int64_t>(0, -first), width);
+    const int64_t end = std::max(begin, std::min(width, g.in.w - first));
+    if (begin) FillBytes(to, g.pad, begin * c);
+    CopyBytes(to + begin * c, row + (first + begin) * c, (end - begin) * c);
+    if (end < width) FillBytes(to + end * c, g.pad, (width - end) * c);
+    return;
+  }
   for (int64_t j = 0; j < width; j++, to += c) {
     const int64_t column = first + j * step;
     if (column >= 0 && column < g.in.w)
       CopyBytes(to, row + column * c, c);
     else
-      memset(to, g.pad, c);
+      FillBytes(to, g.pad, c);
   }
 }
+
+// An output position among those of all images.
+struct Position {
+  int64_t image, i, j;
+
+  Position(const Images& g, int64_t at)
+      : image(at / Size(g.out)), i(at / g.out.w % g.out.h), j(at % g.out.w) {}
+  void Next(const Images& g) {
+    if (++j < g.out.w) return;
+    j = 0;
+    if (++i < g.out.h) return;
+    i = 0;
+    image++;
+  }
+};
 
 // The inputs of output positions [position, position + count), rows `pitch` apart.
 void Gather(const Images& g, int64_t position, int64_t count, int64_t pitch, uint8_t* to) {
   const int64_t row_bytes = g.windows.size.w * g.channels;
-  for (int64_t k = 0; k < count; k++, to += pitch) {
-    const int64_t at = position + k;
-    const int64_t j = at % g.out.w, i = at / g.out.w % g.out.h, image = at / Size(g.out);
-    const int64_t top = i * g.windows.stride.h - g.windows.before.h;
-    const int64_t left = j * g.windows.stride.w - g.windows.before.w;
-    const uint8_t* x = g.x + image * Size(g.in) * g.channels;
+  Position at(g, position);
+  for (int64_t k = 0; k < count; k++, to += pitch, at.Next(g)) {
+    const int64_t top = at.i * g.windows.stride.h - g.windows.before.h;
+    const int64_t left = at.j * g.windows.stride.w - g.windows.before.w;
+    const uint8_t* x = g.x + at.image * Size(g.in) * g.channels;
     for (int64_t r = 0; r < g.windows.size.h; r++) {
       const int64_t h = top + r * g.windows.dilation.h;
       if (h < 0 || h >= g.in.h)
-        memset(to + r * row_bytes, g.pad, row_bytes);
+        FillBytes(to + r * row_bytes, g.pad, row_bytes);
       else
         GatherRow(g, x + h * g.in.w * g.channels, left, to + r * row_bytes);
     }
@@ -210,34 +262,34 @@ void QuantizedConv2d(const DLArray* x, const DLArray* w, const DLArray* bias,
   if (!p.m || !p.n) return;
   const bool same = Size(windows->size) == 1 && windows->stride == HW{1, 1} && g.in == g.out &&
                     windows->before == HW{0, 0};
-  if (same) return MultiplyRows(p, g.x);
-  const int64_t pitch = RoundUp(k, kStep), rows = Blocks(p).rows;
-  ForBlocks(
-      p, [=] { return ScratchArray<uint8_t>(rows * pitch); },
-      [&](const ScratchArray<uint8_t>& scratch, int64_t row, int64_t count, int64_t begin,
-          int64_t end) {
-        Gather(g, row, count, pitch, scratch.data());
-        MultiplyBlock(p, scratch.data(), pitch, row, count, begin, end);
-      });
+  if (same && k % kStep == 0) return MultiplyRows(p, g.x);
+  MultiplyGathered(p, [&](int64_t position, int64_t count, int64_t pitch, uint8_t* to) {
+    Gather(g, position, count, pitch, to);
+  });
 }
 
-// y = max(y, x) of n bytes.
-DLSYS_INLINE void MaxBytes(const uint8_t* x, uint8_t* y, int64_t n) {
+// y = max(x, y) of n bytes, or x.
+DLSYS_INLINE void MaxBytes(const uint8_t* x, uint8_t* y, int64_t n, bool first) {
+  if (first) return CopyBytes(y, x, n);
   DLSYS_IVDEP
   for (int64_t k = 0; k < n; k++) y[k] = x[k] > y[k] ? x[k] : y[k];
 }
 
-// The largest elements of the window at output position `at`.
-DLSYS_INLINE void PoolAt(const Images& g, int64_t at, uint8_t* y) {
-  const int64_t j = at % g.out.w, i = at / g.out.w % g.out.h, image = at / Size(g.out);
-  memset(y, 0, g.channels);
-  for (int64_t r = 0; r < g.windows.size.h; r++)
-    for (int64_t s = 0; s < g.windows.size.w; s++) {
-      const int64_t h = i * g.windows.stride.h - g.windows.before.h + r * g.windows.dilation.h;
-      const int64_t w = j * g.windows.stride.w - g.windows.before.w + s * g.windows.dilation.w;
-      if (h >= 0 && h < g.in.h && w >= 0 && w < g.in.w)
-        MaxBytes(g.x + ((image * g.in.h + h) * g.in.w + w) * g.channels, y, g.channels);
-    }
+// The largest elements of a window; each window sees an element of the image.
+DLSYS_INLINE void PoolAt(const Images& g, const Position& at, uint8_t* y) {
+  const HW size = g.windows.size, step = g.windows.dilation;
+  const int64_t top = at.i * g.windows.stride.h - g.windows.before.h;
+  const int64_t left = at.j * g.windows.stride.w - g.windows.before.w;
+  bool first = true;
+  for (int64_t r = 0, h = top; r < size.h; r++, h += step.h) {
+    if (h < 0 || h >= g.in.h) continue;
+    const uint8_t* row = g.x + (at.image * g.in.h + h) * g.in.w * g.channels;
+    for (int64_t s = 0, w = left; s < size.w; s++, w += step.w)
+      if (w >= 0 && w < g.in.w) {
+        MaxBytes(row + w * g.channels, y, g.channels, first);
+        first = false;
+      }
+  }
 }
 
 void QuantizedMaxPool(const DLArray* x, Struct<WindowOptions> windows, DLArray* y) {
@@ -248,7 +300,8 @@ void QuantizedMaxPool(const DLArray* x, Struct<WindowOptions> windows, DLArray* 
   const int64_t work = g.channels * Size(windows->size);
   ParallelFor(y->shape[0] * Size(g.out), RowGrain(work), [=](int64_t begin, int64_t end) {
     Dispatch(DLSYS_SIMD {
-      for (int64_t at = begin; at < end; at++) PoolAt(g, at, to + at * g.channels);
+      Position at(g, begin);
+      for (int64_t k = begin; k < end; k++, at.Next(g)) PoolAt(g, at, to + k * g.channels);
     });
   });
 }

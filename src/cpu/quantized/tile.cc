@@ -12,19 +12,20 @@
 
 #ifdef __x86_64__
 #include <immintrin.h>
+#ifndef __clang__  // whose own header reads what it calls undefined: GCC's bug 105593
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #endif
 
 namespace dlsys {
 namespace cpu {
 namespace {
 
-// Four bytes of a row, those behind its end zeros.
-DLSYS_INLINE int32_t LoadStep(const uint8_t* a, int64_t count) {
-  int32_t four = 0;
-  if (count >= kStep)
-    memcpy(&four, a, kStep);
-  else
-    for (int64_t j = 0; j < count; j++) four |= int32_t{a[j]} << 8 * j;
+// Four bytes of a row.
+DLSYS_INLINE int32_t LoadStep(const uint8_t* a) {
+  int32_t four;
+  memcpy(&four, a, kStep);
   return four;
 }
 
@@ -54,8 +55,9 @@ void TileBaseline(const QuantizedTile& t) {
       int32_t sums[kPanel] = {};
       const uint8_t* a = t.a + r * t.a_row;
       const int8_t* w = t.w + v * t.panel;
-      for (int64_t p = 0; p < t.k; p++, w += p % kStep ? 0 : kPanel * kStep)
-        for (int64_t j = 0; j < kPanel; j++) sums[j] += int32_t{a[p]} * w[j * kStep + p % kStep];
+      for (int64_t p = 0; p < t.steps; p++, a += kStep, w += kPanel * kStep)
+        for (int64_t j = 0; j < kPanel; j++)
+          for (int64_t q = 0; q < kStep; q++) sums[j] += int32_t{a[q]} * w[j * kStep + q];
       StorePanel(t, sums, r, v * kPanel);
     }
 }
@@ -67,17 +69,19 @@ DLSYS_AVX2 void TileAvx2(const QuantizedTile& t) {
   for (int v = 0; v < kPanels; v++) {
     __m256i sum[kRows][4];  // of pairs of inputs, four channels each
     DLSYS_UNROLL
-    for (int r = 0; r < kRows; r++)
+    for (int r = 0; r < kRows; r++) {
+      DLSYS_UNROLL
       for (int q = 0; q < 4; q++) sum[r][q] = _mm256_setzero_si256();
+    }
     const int8_t* w = t.w + v * t.panel;
-    for (int64_t p = 0; p < t.k; p += kStep, w += kPanel * kStep) {
+    for (int64_t p = 0; p < t.steps; p++, w += kPanel * kStep) {
       __m256i right[4];
       DLSYS_UNROLL
       for (int q = 0; q < 4; q++)
         right[q] = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(w + 16 * q)));
       DLSYS_UNROLL
       for (int r = 0; r < kRows; r++) {
-        const int32_t four = LoadStep(t.a + r * t.a_row + p, t.k - p);
+        const int32_t four = LoadStep(t.a + r * t.a_row + p * kStep);
         const __m256i left = _mm256_cvtepu8_epi16(_mm_set1_epi32(four));
         DLSYS_UNROLL
         for (int q = 0; q < 4; q++)
@@ -95,28 +99,33 @@ DLSYS_AVX2 void TileAvx2(const QuantizedTile& t) {
 
 #define DLSYS_VNNI __attribute__((target("avx2,fma,avx512f,avx512vl,avx512dq,avx512bw,avx512vnni")))
 
+// sum += the products of bytes, four by four. GCC 12 keeps copies of the sums on the stack where it
+// sees the intrinsic; an operand that is read and written leaves it no other way than a register.
+DLSYS_VNNI inline __attribute__((always_inline)) void AddProducts(__m512i* sum, __m512i left,
+                                                                  __m512i right) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(left), "v"(right));
+}
+
 template <int kRows, int kPanels>
 DLSYS_VNNI void TileVnni(const QuantizedTile& t) {
   __m512i sum[kRows][kPanels];
-  __mmask16 used[kPanels];
   DLSYS_UNROLL
-  for (int v = 0; v < kPanels; v++) {
-    const int64_t left = t.cols - v * kPanel;
-    used[v] = left >= kPanel ? 0xffff : (__mmask16)((1 << left) - 1);
-    const __m512i bias = _mm512_maskz_loadu_epi32(used[v], t.to.bias + v * kPanel);
+  for (int r = 0; r < kRows; r++) {
     DLSYS_UNROLL
-    for (int r = 0; r < kRows; r++) sum[r][v] = bias;
+    for (int v = 0; v < kPanels; v++) sum[r][v] = _mm512_setzero_si512();
   }
+  const uint8_t* a = t.a;
   const int8_t* w = t.w;
-  for (int64_t p = 0; p < t.k; p += kStep, w += kPanel * kStep) {
+  const int64_t a_row = t.a_row, panel = t.panel;
+  for (int64_t p = 0; p < t.steps; p++, a += kStep, w += kPanel * kStep) {
     __m512i right[kPanels];
     DLSYS_UNROLL
-    for (int v = 0; v < kPanels; v++) right[v] = _mm512_loadu_si512(w + v * t.panel);
+    for (int v = 0; v < kPanels; v++) right[v] = _mm512_loadu_si512(w + v * panel);
     DLSYS_UNROLL
     for (int r = 0; r < kRows; r++) {
-      const __m512i left = _mm512_set1_epi32(LoadStep(t.a + r * t.a_row + p, t.k - p));
+      const __m512i left = _mm512_set1_epi32(LoadStep(a + r * a_row));
       DLSYS_UNROLL
-      for (int v = 0; v < kPanels; v++) sum[r][v] = _mm512_dpbusd_epi32(sum[r][v], left, right[v]);
+      for (int v = 0; v < kPanels; v++) AddProducts(&sum[r][v], left, right[v]);
     }
   }
   const __m512 low = _mm512_set1_ps((float)(t.to.low - t.to.zero));
@@ -124,17 +133,21 @@ DLSYS_VNNI void TileVnni(const QuantizedTile& t) {
   const __m512i zero = _mm512_set1_epi32(t.to.zero);
   DLSYS_UNROLL
   for (int v = 0; v < kPanels; v++) {
-    const __m512 factor = _mm512_maskz_loadu_ps(used[v], t.to.multiplier + v * kPanel);
+    const int64_t left = t.cols - v * kPanel;
+    const __mmask16 used = left >= kPanel ? 0xffff : (__mmask16)((1 << left) - 1);
+    const __m512i bias = _mm512_maskz_loadu_epi32(used, t.to.bias + v * kPanel);
+    const __m512 factor = _mm512_maskz_loadu_ps(used, t.to.multiplier + v * kPanel);
     DLSYS_UNROLL
     for (int r = 0; r < kRows; r++) {
-      const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum[r][v]), factor);
+      const __m512 value =
+          _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(sum[r][v], bias)), factor);
       const int64_t at = r * t.y_row + v * kPanel;
       if (!t.bytes) {
-        _mm512_mask_storeu_ps(t.floats + at, used[v], value);
+        _mm512_mask_storeu_ps(t.floats + at, used, value);
         continue;
       }
       const __m512i clipped = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(value, low), high));
-      _mm512_mask_cvtepi32_storeu_epi8(t.bytes + at, used[v], _mm512_add_epi32(clipped, zero));
+      _mm512_mask_cvtepi32_storeu_epi8(t.bytes + at, used, _mm512_add_epi32(clipped, zero));
     }
   }
 }

@@ -26,7 +26,7 @@ struct Requantization {
 struct QuantizedTile {
   const uint8_t* a;
   int64_t a_row;    // bytes from a row to the next
-  int64_t k;        // inputs
+  int64_t steps;    // of four inputs; rows are padded to that
   const int8_t* w;  // the first panel
   int64_t panel;    // bytes from a panel to the next
   int64_t cols;     // output channels of the tile, at least one of each panel
