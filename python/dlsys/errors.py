@@ -105,6 +105,7 @@ def quoted(value: Any) -> str:
 PACKAGES = {
     "matplotlib": "matplotlib", "PIL": "Pillow", "tensorboardX": "tensorboardX", "torch": "torch",
     "tiktoken": "tiktoken", "tokenizers": "tokenizers", "onnx": "onnx",
+    "skimage": "scikit-image", "sklearn": "scikit-learn",
 }  # fmt: skip
 
 
