@@ -57,7 +57,7 @@ def listed(paths: Sequence[Path]) -> list[Path]:
             raise DataError(f"{path}: there is no such photo or folder of photos")
         inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
         if path.is_dir() and not inside:
-            raise DataError(f"{path} has no photos: none of its files ends in {', '.join(SUFFIXES)}")
+            raise DataError(f"{path} has no photos, files in {', '.join(SUFFIXES)}")
         found += inside if path.is_dir() else [path]
     return sorted(found, key=lambda p: (p.name, p)) if found else packaged_photos()
 

@@ -44,7 +44,7 @@ def write_photo(path: Path, photo: Photo) -> None:
     """Writes a photograph in the format of the file's ending; values are clipped and rounded to 8
     bits. DataError for another ending, for JPEG that has no alpha, and where it cannot be written.
     """
-    image = require_pillow().fromarray(_pixels(photo))
+    image = require_pillow().fromarray(pixels(photo))
     kind = format_of(path)
     if kind == "JPEG" and photo.alpha is not None:
         raise DataError(f"{path}: JPEG has no transparency, which this photo has: write PNG")
@@ -112,7 +112,7 @@ def _photo_of(image: Any) -> Photo:
     return Photo(luminance, np.stack(colors), alpha)
 
 
-def _pixels(photo: Photo) -> Array:
+def pixels(photo: Photo) -> Array:
     """The pixels (h, w) or (h, w, channels) uint8 of a Photo."""
     planes = photo.luminance[None]
     if photo.colors is not None:

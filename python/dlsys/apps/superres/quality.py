@@ -20,7 +20,15 @@ def psnr(plane: Array, truth: Array) -> float:
     >>> round(psnr(np.zeros((4, 4)), np.full((4, 4), 0.1)), 6)
     20.0
     """
-    error = float(np.mean((plane.astype(np.float64) - truth) ** 2))
+    return psnr_of(float(np.mean((plane.astype(np.float64) - truth) ** 2)))
+
+
+def psnr_of(error: float) -> float:
+    """The PSNR in dB of a mean squared error where the peak is 1.
+
+    >>> psnr_of(0.001)
+    30.0
+    """
     return -10 * math.log10(error) if error else math.inf
 
 
