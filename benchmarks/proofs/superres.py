@@ -76,7 +76,8 @@ def main() -> int:
     gain = mean["espcn"][0] - mean["bicubic"][0]
     found = {
         "ok": gain >= _GOAL, "device": options.device, "seed": options.seed,
-        "espcn_2x_gain_db": round(gain, 3), "photos_held_out": sum(r["scale"] == 2 for r in rows) - 1,
+        "espcn_2x_gain_db": round(gain, 3),
+        "photos_held_out": sum(row["scale"] == 2 for row in rows) - 1,
         "evaluation_seconds": seconds, "runs": runs, "rows": rows,
     }  # fmt: skip
     path = measure.save("superres", options, found)
