@@ -110,6 +110,7 @@ PACKAGES = {
     "matplotlib": "matplotlib", "PIL": "Pillow", "tensorboardX": "tensorboardX", "torch": "torch",
     "tiktoken": "tiktoken", "tokenizers": "tokenizers", "onnx": "onnx",
     "mpi4py": "mpi4py mpich",
+    "skimage": "scikit-image", "sklearn": "scikit-learn",
 }  # fmt: skip
 
 
