@@ -105,6 +105,8 @@ def quoted(value: Any) -> str:
 PACKAGES = {
     "matplotlib": "matplotlib", "PIL": "Pillow", "tensorboardX": "tensorboardX", "torch": "torch",
     "tiktoken": "tiktoken", "tokenizers": "tokenizers", "onnx": "onnx",
+    "fastapi": "fastapi", "uvicorn": "uvicorn", "grpc": "grpcio", "google.protobuf": "protobuf",
+    "python_multipart": "python-multipart",
 }  # fmt: skip
 
 

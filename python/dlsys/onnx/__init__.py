@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from importlib import import_module as _import_module
 
-_NAMES = {"exporter": "Exportable export exportable"}
+_NAMES = {"exporter": "Exportable export exportable", "importer": "load"}
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = [*_HOMES]
