@@ -34,8 +34,8 @@ class Explainer:
 
     model: a classifier, whose output is logits (n, classes). It is used in inference mode, with the
     weights that it has at each call. method: "grad_cam", by default, or "saliency". layer: the name
-    of the layer whose output Grad-CAM weighs; by default the last one that makes images of more
-    than one pixel. ctx: where it runs, by default where the model's Parameters are.
+    of the layer whose output Grad-CAM weighs; by default the last images of more than one pixel in
+    the graph, before a pooling if they come from one: in LeNet5 the second ReLU's. ctx: where it runs, by default where the model's Parameters are.
 
     Grad-CAM (Selvaraju et al., 2017) is relu(Σ_c w_c A_c), where A are the channels of that layer,
     and w_c is the mean over all positions of ∂ logit / ∂ A_c; it is resized to the image.
@@ -135,23 +135,36 @@ class Explainer:
             if not _is_images(named[self.layer]):
                 raise GraphError(f"Explainer: layer {quoted(self.layer)} makes no images")
             return named[self.layer]
-        leaves = [call.output for call in calls[1:] if not list(call.module.children())]
-        # An imported model is one module, whose graph stands for its layers.
-        outputs = leaves or find_topo_sort([calls[0].output])
-        found = [node for node in outputs if node is not x and _is_images(node)]
+        order = find_topo_sort([calls[0].output])
+        found = [node for node in order if node is not x and _is_images(node)]
         if not found:
             raise GraphError(
                 "Explainer: Grad-CAM needs a layer that makes images, and the model has none: use "
                 'method="saliency"'
             )
-        return found[-1]
+        last = found[-1]
+        while (before := _unpooled(last)) is not None:
+            last = before
+        return last
+
+
+def _unpooled(node: Node) -> Node | None:
+    """The input of a pooling: it has as many channels and more pixels."""
+    before = node.inputs[0] if node.inputs else None
+    if before is None or not _is_images(before) or before.op.leaf:
+        return None
+    pools = before.shape[1] == node.shape[1] and _pixels(before) > _pixels(node)
+    return before if pools else None
 
 
 def _is_images(node: Any) -> bool:
     """True for (n, C, H, W) of more than one pixel."""
     shape = getattr(node, "shape", None) or ()
-    extents = shape[2:]
-    return len(shape) == 4 and None not in extents and int(np.prod(extents)) > 1
+    return len(shape) == 4 and None not in shape[2:] and _pixels(node) > 1
+
+
+def _pixels(node: Node) -> int:
+    return int(np.prod(node.shape[2:]))
 
 
 def grad_cam(

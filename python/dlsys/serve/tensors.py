@@ -95,7 +95,7 @@ def from_numbers(spec: TensorSpec, shape: tuple[int, ...], data: Any) -> np.ndar
             f"input {spec.name} of shape {list(shape)} takes {count:,} numbers of {spec.datatype} "
             "in one list or nested ones, got others"
         )
-    limits: Any = np.iinfo(dtype) if dtype.kind in "iu" else None  # type: ignore[type-var]
+    limits: Any = np.iinfo(dtype) if dtype.kind in "iu" else None
     try:
         if limits is not None and not limits.min <= min(flat) <= max(flat) <= limits.max:
             raise OverflowError
