@@ -49,7 +49,7 @@ class Batcher:
 
     run: the outputs of arrays, samples along axis 0. largest: samples of a batch; 1 runs each
     request alone, whatever it has. waiting: requests that may wait. threads: whether `run` must
-    stay in the model's thread. A request that is cancelled while it waits never runs.
+    stay in the model's thread. A request that is withdrawn while it waits never runs.
     """
 
     def __init__(
@@ -85,6 +85,13 @@ class Batcher:
             loop.call_soon(self._next)  # behind the requests that have arrived with this one
         return waiting
 
+    def withdraw(self, waiting: Waiting) -> None:
+        """Takes a request out of the queue; one that runs already is answered to nobody."""
+        waiting.future.cancel()
+        if waiting in self._queue:
+            self._queue.remove(waiting)
+            self._counts.pending = len(self._queue)
+
     async def close(self) -> None:
         """Waits until all that is in the queue has run. The thread ends with the batcher."""
         await self._idle.wait()
@@ -110,9 +117,6 @@ class Batcher:
         size = 0
         while self._queue:
             first = self._queue[0]
-            if first.future.done():  # it was cancelled
-                self._queue.popleft()
-                continue
             if batch and (size + first.size > self._largest or first.key != batch[0].key):
                 break
             batch.append(self._queue.popleft())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,9 @@ class ServedModel:
             if isinstance(error, RequestError):
                 raise
             raise RequestError(f"the model refuses the request: {error}") from error
-        finally:
-            waiting.future.cancel()
+        except asyncio.CancelledError:
+            self._batcher.withdraw(waiting)
+            raise
         self.counts.queue_seconds += waiting.started - waiting.arrived
         self.counts.infer_seconds += waiting.ended - waiting.started
         self.counts.samples += waiting.size
@@ -139,13 +141,15 @@ class Explainers:
 
             self._queues[method] = Batcher(run, 1, self._limits.waiting, Counts(), threads=True)
         chosen = np.array([-1 if wanted is None else wanted], np.int64)
-        waiting = self._queues[method].submit([pixels, chosen])
+        queue = self._queues[method]
+        waiting = queue.submit([pixels, chosen])
         try:
             return Explanation(*await waiting.future), method
         except DlsysError as error:
             raise RequestError(str(error)) from error
-        finally:
-            waiting.future.cancel()
+        except asyncio.CancelledError:
+            queue.withdraw(waiting)
+            raise
 
     async def close(self) -> None:
         for queue in self._queues.values():

@@ -70,6 +70,7 @@ async def serve(settings: Settings, log: Log, started: Callable[[Listeners], Non
     """
     from .grpc_service import make_server
 
+    _forward(log)
     service = Service(settings, log)
     with contextlib.closing(_listening(settings.host, settings.port)) as listener:
         await service.repository.load_all()
@@ -136,7 +137,6 @@ def run(settings: Settings, log: Log | None = None) -> None:
     """
     require_packages()
     log = log or Log(requests=settings.log_requests)
-    _forward(log)
 
     def started(listeners: Listeners) -> None:
         loop = asyncio.get_running_loop()
