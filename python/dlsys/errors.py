@@ -111,6 +111,8 @@ PACKAGES = {
     "tiktoken": "tiktoken", "tokenizers": "tokenizers", "onnx": "onnx",
     "mpi4py": "mpi4py mpich",
     "skimage": "scikit-image", "sklearn": "scikit-learn",
+    "fastapi": "fastapi", "uvicorn": "uvicorn", "grpc": "grpcio", "google.protobuf": "protobuf",
+    "python_multipart": "python-multipart",
 }  # fmt: skip
 
 

@@ -45,7 +45,7 @@ class ImportedModel(Module):
 
     Initializers of float32 and float16 are Parameters by their names, in `state_dict` as
     `weights.NAME`; other constants are folded. inputs, outputs: a Value each. graph: the
-    GraphProto.
+    GraphProto. metadata: the texts that the file has beside it, by name.
 
     model: a ModelProto. folder: where its external data lies, None for none.
     """
@@ -53,6 +53,7 @@ class ImportedModel(Module):
     def __init__(self, model: Any, folder: Path | None = None) -> None:
         self._model, self._folder = model, folder
         self.graph = model.graph
+        self.metadata = {each.key: each.value for each in model.metadata_props}
         initializers = {t.name: array_of(t, folder) for t in self.graph.initializer}
         for sparse in self.graph.sparse_initializer:
             initializers[sparse.values.name] = _dense(sparse, folder)
