@@ -122,7 +122,8 @@ class Read(NamedTuple):
 
 def _read(graph: Graph, node: Node, columns: int | None = None) -> Read:
     """How a value is read; sums over rows only where these have that many columns."""
-    as_it_is, casts, total = False, [], None
+    as_it_is, total = False, None
+    casts: list[Node] = []
     for user, view in graph.readers(node):
         is_cast = user is not node and user.op is cast_op and is_narrow(user.spec.dtype)
         if is_cast and (not casts or casts[0].spec.dtype == user.spec.dtype):
