@@ -789,7 +789,8 @@ WITHOUT = {
     **dict.fromkeys((
         "matmul_bias", "matmul_bias_both", "matmul_map", "matmul_gradient", "matmul_sums",
         "fused_cross_entropy", "fused_row_normalize", "fused_row_normalize_gradient",
-        "fused_sparse_cross_entropy", "pointwise", "conv2d_pool", "conv2d_pool_data_gradient",
+        "fused_sparse_cross_entropy", "narrow_cross_entropy", "narrow_cross_entropy_gradient",
+        "pointwise", "conv2d_pool", "conv2d_pool_data_gradient",
         "conv2d_pool_filter_gradient", "conv2d_pool_filter_bias_gradient",
         "batch_normalize_map", "batch_normalize_map_gradient", "batch_normalize_map_sums",
         "batch_normalize_relu_sums_output_1", "batch_normalize_relu_sums_output_2",

@@ -1013,7 +1013,8 @@ WITHOUT: dict[str, str] = {
         "batch_normalize_relu_sums_recomputed_1 batch_normalize_relu_sums_recomputed_2 "
         "batch_normalize_sums_single_pass batch_statistics_single_pass matmul_u8 matmul_u8_bias "
         "scaled shuffled_rows shuffled_rows_labels "
-        "fused_sparse_cross_entropy pointwise conv2d_pool conv2d_pool_data_gradient "
+        "fused_sparse_cross_entropy narrow_cross_entropy narrow_cross_entropy_gradient "
+        "pointwise conv2d_pool conv2d_pool_data_gradient "
         "conv2d_pool_filter_gradient conv2d_pool_filter_bias_gradient"
     ),
 }
