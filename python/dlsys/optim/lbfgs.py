@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..describe import described
 from ..eager.step import drop_gradients
 from ..errors import DataError, DivergedError, GraphError
 from ..executor.executor import Executor
@@ -63,8 +62,6 @@ class LBFGS:
     array([3., 1.], dtype=float32)
     """
 
-    __repr__ = described
-
     def __init__(
         self,
         params: Parameter | Sequence[Parameter],
@@ -90,6 +87,9 @@ class LBFGS:
         self.lr, self.iterations, self.evaluations, self.history = lr, *counts
         self.gradient_tolerance, self.change_tolerance = bounds
         self._pairs: list[tuple[Vector, Vector]] = []
+
+    def __repr__(self) -> str:
+        return f"LBFGS({len(self.params)} Parameters, lr={self.lr:g}, history={self.history})"
 
     # ---- what it minimizes ----
     def step(self, closure: Callable[[], Any]) -> Minimum:

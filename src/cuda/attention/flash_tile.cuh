@@ -20,7 +20,8 @@ constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 constexpr int kAlignment = 1024;  // of tiles, for the swizzle
 constexpr int kSharedNbytes = 227 << 10;
 
-// A tile of rows of one head, and the tiles [begin, end) of the other side that it meets.
+// A tile of rows of one head, and the tiles [begin, end) of the other side that it meets. `sample`
+// numbers the heads of all samples.
 struct Tile {
   int row, sample, begin, end;
 };
@@ -49,8 +50,11 @@ __device__ __forceinline__ Position PositionOf(const Grid& grid, int index) {
 
 // What all kernels know of a problem.
 struct Shape {
-  int rows, columns, group;  // `group` heads of q share one of k and v
+  int rows, columns, heads, group;  // `group` heads of q share one of k and v
   Grid grid;
+
+  // Heads of k and v of a sample.
+  __device__ __forceinline__ int KvHeads() const { return heads / group; }
 };
 
 // The tiles of rows of a block: every so-many-th of all. The last rows of a head come first, since
@@ -86,28 +90,29 @@ __device__ __forceinline__ uint32_t Empty(uint32_t barriers, int pair) {
 __device__ __forceinline__ void InitBarriers(uint32_t barriers, int pairs, int consumers) {
   for (int pair = 0; pair < pairs; pair++) {
     InitBarrier(Full(barriers, pair), 1);
-    InitBarrier(Empty(barriers, pair), consumers);
+    InitBarrier(Empty(barriers, pair), consumers * 4);
   }
   PublishBarriers();
 }
 
-// A consumer waits for a stage, and gives it back: one thread of its warpgroup does for all.
+// A consumer waits for a stage, and gives it back: a thread of each warp does for all.
 template <int kStages>
 __device__ __forceinline__ void WaitForStage(uint32_t barriers, int pair,
                                              const RingPosition<kStages>& at) {
   WaitForPhase(Full(barriers, pair + at.stage), at.parity);
 }
 __device__ __forceinline__ void ReleaseStage(uint32_t barriers, int pair, int stage) {
-  if (threadIdx.x % 128 == 0) ArriveAt(Empty(barriers, pair + stage), 0);
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ArriveAt(Empty(barriers, pair + stage), 0);
 }
 
-// Begins to copy a tile, all of it within one row of boxes.
+// Begins to copy a tile, all of it within one row of boxes. `sample` is of `heads` a batch.
 template <int kRows, int kSize>
 __device__ __forceinline__ void LoadTile(uint32_t to, const CUtensorMap* map, uint32_t barrier,
-                                         int row, int sample) {
+                                         int row, int sample, int heads) {
 #pragma unroll
   for (int box = 0; box < kSize / 64; box++)
-    LoadBox<false>(to + box * kRows * 128, map, barrier, box * 64, row, sample);
+    LoadBox(to + box * kRows * 128, map, barrier, box * 64, row, sample % heads, sample / heads);
 }
 
 // Accumulators of 64 rows of a product, by eight columns, and as an operand of the next product.
@@ -162,7 +167,8 @@ __device__ __forceinline__ void Round(const float (&d)[kSteps * 2][4], uint32_t 
 // `number` is of the warpgroup's barrier.
 template <class E, int kColumns>
 __device__ __forceinline__ void StoreRows(const float (&d)[kColumns][4], const CUtensorMap* map,
-                                          uint32_t staging, int row, int sample, int number) {
+                                          uint32_t staging, int row, int sample, int heads,
+                                          int number) {
   const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const int r = thread / 32 * 16 + l % 16;  // of the row whose address this lane gives
   if (thread == 0) WaitForStoresReads();
@@ -180,16 +186,23 @@ __device__ __forceinline__ void StoreRows(const float (&d)[kColumns][4], const C
   if (thread == 0) {
 #pragma unroll
     for (int box = 0; box < kColumns / 8; box++)
-      StoreBox(map, staging + box * 64 * 128, box * 64, row, sample);
+      StoreBox(map, staging + box * 64 * 128, box * 64, row, sample % heads, sample / heads);
     CloseStores();
   }
 }
 
-// A map of (samples, positions, size) in boxes of `rows` positions.
+// Maps of arrays of rows and of keys, in boxes of `rows` positions of a head.
 template <class E>
-CUtensorMap MapOf(const char* op, const void* data, int64_t samples, int64_t positions,
-                  int64_t size, int rows) {
-  return BoxMap(op, kDtype<E>, data, size, positions, size, samples, rows);
+CUtensorMap MapOfRows(const char* op, const FlashProblem& p, const AttentionLayout& layout,
+                      const void* data, int rows) {
+  return HeadMap(op, kDtype<E>, data, {p.size, p.rows, p.heads, p.batch},
+                 {layout.position, layout.head, layout.batch}, rows);
+}
+template <class E>
+CUtensorMap MapOfKeys(const char* op, const FlashProblem& p, const AttentionLayout& layout,
+                      const void* data, int rows) {
+  return HeadMap(op, kDtype<E>, data, {p.size, p.columns, p.kv_heads, p.batch},
+                 {layout.position, layout.head, layout.batch}, rows);
 }
 
 }  // namespace flash
