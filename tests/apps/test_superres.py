@@ -402,6 +402,19 @@ class Planes(unittest.TestCase):
         np.testing.assert_allclose(planes.enlarged(flat, 3), 0.4, atol=1e-6)
 
 
+class Page(unittest.TestCase):
+    def test_its_table_is_that_of_the_record(self) -> None:
+        root = Path(__file__).resolve().parents[2]
+        page = (root / "docs" / "superres.md").read_text().replace("*", "")
+        record = json.loads((root / "benchmarks" / "results" / "superres.json").read_text())
+        self.assertTrue(record["ok"])
+        rows = [row for row in record["rows"] if row["scale"] == 2 or row["photo"] == "mean"]
+        self.assertEqual(len(rows), 6 + 2)
+        for row in rows:
+            cells = [f"{psnr:.2f} / {ssim:.4f}" for psnr, ssim in row["figures"].values()]
+            self.assertIn(f"| {row['photo']} | {' | '.join(cells)} |", page)
+
+
 class Packaged(unittest.TestCase):
     @needs("sklearn", "photos")
     @needs("skimage", "photos")
