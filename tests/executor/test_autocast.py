@@ -318,6 +318,9 @@ class Fusions(unittest.TestCase):
                 apart = fp32.pop("matmul_sums")
                 for kernel in ("matmul", "reduce_sum"):
                     fp32[kernel] += apart
+                both = bf16.pop("matmul_bias_both", 0)  # what are two kernels of float32
+                for kernel in ("matmul_bias", "gelu"):
+                    bf16[kernel] += both
                 elementwise = ("add", "mul", "pointwise")  # one with casts is a program
                 allowed = fp32 + Counter(casts=1, cast=self.casts[kind], adam_update=1)
                 for counts in (allowed, bf16):

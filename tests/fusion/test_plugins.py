@@ -193,7 +193,7 @@ class Values:
     def test_the_graph_as_text_names_the_passes(self) -> None:
         script = f"from fusion.test_plugins import *; losses(mlp, ndarray.{self.ctx})"
         done = run(script, PACKAGE, DLSYS_DEBUG="3", DLSYS_FUSION="all")
-        self.assertIn("# passes: simplify, rungs, attention, conv_pool, cross_entropy", done)
+        self.assertIn("# passes: simplify, rungs, attention, packed_attention, conv_pool, ", done)
         self.assertIn("# after gemm_epilogue\n", done)
         off = run(script, PACKAGE, DLSYS_DEBUG="3", DLSYS_FUSION="off")
         self.assertIn("# passes: simplify, rungs, precision\n", off)

@@ -39,6 +39,7 @@ FLOORS = {
     "executor": 5,
     "autodiff.py": 6,
     "init.py": 6,
+    "dist": 6,
     "eager": 7,
     "gpumat.py": 8,
     "micrograd": 8,

@@ -38,6 +38,7 @@ from support.families.movement import INDEX, RESHAPES
 from support.families.norm import NORMALIZATION
 from support.families.order import ORDER
 from support.families.pooling import POOLING
+from support.families.quantize import QUANTIZED
 from support.families.random import RANDOM
 from support.families.resize import IMAGES
 from support.families.statistics import STATISTICS
@@ -355,5 +356,5 @@ SAMPLES = (
     *JOIN, *IMAGES, *PRODUCTS, *MORE_PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
     *MATHEMATICS, *ORDER, *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES, *ACCUMULATE,
     *ATTENTION, *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM,
-    *FUSED_LAYER_NORM, *FUSED_UINT8,
+    *FUSED_LAYER_NORM, *FUSED_UINT8, *QUANTIZED,
 )  # fmt: skip

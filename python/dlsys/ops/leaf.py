@@ -244,6 +244,7 @@ class Parameter(Node):
     )  # fmt: skip
     dtype: Any  # that of the value, known from the start
     frozen: bool = False  # it would be trainable, but `nn.Module.freeze` holds it
+    of_rank: bool = False  # of ranks that train together each has a value of its own
 
     @declared(value=Array(), dtype=DType(), trainable=Bool())
     def __init__(

@@ -32,8 +32,12 @@ class Value(NamedTuple):
     shape: tuple[int | str | None, ...] | None
 
 
-# Inputs that are statistics, which no gradient trains.
+# Inputs that are statistics, which no gradient trains, and scales of integers, which are constants.
 _STATISTICS = {"BatchNormalization": (3, 4)}
+_SCALES = {
+    "QuantizeLinear": (1,), "DequantizeLinear": (1,), "QLinearMatMul": (1, 4, 6),
+    "QLinearConv": (1, 4, 6),
+}  # fmt: skip
 
 
 class ImportedModel(Module):
@@ -52,20 +56,24 @@ class ImportedModel(Module):
         initializers = {t.name: array_of(t, folder) for t in self.graph.initializer}
         for sparse in self.graph.sparse_initializer:
             initializers[sparse.values.name] = _dense(sparse, folder)
-        statistics = {
-            node.input[k]
-            for node in self.graph.node
-            for k in _STATISTICS.get(node.op_type, ())
-            if k < len(node.input)
-        }
+        statistics, scales = (self._read_as(table) for table in (_STATISTICS, _SCALES))
         self.weights = {
             name: Parameter(array, name, trainable=name not in statistics)
             for name, array in initializers.items()
-            if array.dtype.name in STORED
+            if array.dtype.name in STORED and name not in scales
         }
         self._constants = {n: a for n, a in initializers.items() if n not in self.weights}
         self.inputs = [_value(v) for v in self.graph.input if v.name not in initializers]
         self.outputs = [_value(v) for v in self.graph.output]
+
+    def _read_as(self, table: dict[str, tuple[int, ...]]) -> set[str]:
+        """The names of values that are inputs at a table's positions of its operators."""
+        return {
+            node.input[k]
+            for node in self.graph.node
+            for k in table.get(node.op_type, ())
+            if k < len(node.input)
+        }
 
     def forward(self, *inputs: Any) -> Any:
         """The output of the model, or a tuple of several.

@@ -130,7 +130,10 @@ class Walker:
         if rule is None:
             return self._schema_function(domain, call, inputs)
         if rule.nodes is not None:
-            return rule.nodes(call, *inputs)
+            try:
+                return rule.nodes(call, *inputs)
+            except Unfit:
+                assert rule.host is not None
         moving = [x for x in inputs if isinstance(x, (Node, Tensor))]
         if rule.graph is not None and (moving or rule.host is None):
             try:
