@@ -73,26 +73,24 @@ struct KeysTiling {
   static constexpr int kK = 0, kQ = 1, kDy = kQ + kStages, kPairs = kDy + kStages;
 };
 
-// The tiles of keys of a block: every so-many-th of all; the first keys of a head, which most rows
-// see under a causal mask, come first. begin and end are of the rows that see a tile.
+// The tiles of keys of a block; the first keys of a head, which most rows see under a causal mask,
+// come first. begin and end are of the rows that see a tile.
 template <class T, bool kCausal>
 class KeyTiles {
  public:
-  __device__ __forceinline__ explicit KeyTiles(const Params& params)
-      : params_(params), index_((int)blockIdx.x) {}
+  __device__ __forceinline__ explicit KeyTiles(const Params& params) : params_(params) {}
 
   __device__ __forceinline__ bool Next(Tile& tile) {
-    if (index_ >= params_.grid.tiles * params_.grid.samples) return false;
-    const Position at = PositionOf(params_.grid, index_);
+    Position at;
+    if (!turns_.Next(params_.grid, at)) return false;
     const int key = at.tile * T::kKeys, end = (params_.rows + T::kRows - 1) / T::kRows;
     tile = {key, at.sample, kCausal ? min(key / T::kRows, end) : 0, end};
-    index_ += (int)gridDim.x;
     return true;
   }
 
  private:
   const Params& params_;
-  int index_;
+  Turns<kCausal> turns_;
 };
 
 template <class T, bool kCausal>
@@ -405,19 +403,18 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
     return MapOfKeys<E>(op, p, p.of_v, data, rows);
   };
   const auto of_dy = [&](int rows) { return MapOfRows<E>(op, p, p.of_y, arrays.dy, rows); };
-  params.grid = GridOf(key_tiles, of_keys, 4 * p.rows * p.size * params.group, 1);
-  LaunchClusters(op,
-                 p.causal ? FlashKeysKernel<E, OfKeys, true> : FlashKeysKernel<E, OfKeys, false>,
-                 (unsigned)std::min<int64_t>(of_keys * key_tiles, multiprocessors), 1,
-                 OfKeys::kThreads, OfKeys::kNbytes, true, stream, of_q(arrays.q, OfKeys::kRows),
-                 of_k(arrays.k, OfKeys::kKeys), of_v(arrays.v, OfKeys::kKeys), of_dy(OfKeys::kRows),
-                 of_k(arrays.dk, 64), of_v(arrays.dv, 64), params);
-  params.grid = GridOf(row_tiles, samples, 4 * p.columns * p.size, params.group);
+  params.grid = GridOf(key_tiles, of_keys, 4 * p.rows * p.size * params.group, 1, multiprocessors);
   LaunchClusters(
-      op, p.causal ? FlashRowsKernel<E, OfRows, true> : FlashRowsKernel<E, OfRows, false>,
-      (unsigned)std::min<int64_t>(samples * row_tiles, multiprocessors), 1, OfRows::kThreads,
-      OfRows::kNbytes, true, stream, of_q(arrays.q, OfRows::kRows), of_k(arrays.k, OfRows::kKeys),
-      of_v(arrays.v, OfRows::kKeys), of_dy(OfRows::kRows), of_q(arrays.dq, 64), params);
+      op, p.causal ? FlashKeysKernel<E, OfKeys, true> : FlashKeysKernel<E, OfKeys, false>,
+      (unsigned)params.grid.blocks, 1, OfKeys::kThreads, OfKeys::kNbytes, true, stream,
+      of_q(arrays.q, OfKeys::kRows), of_k(arrays.k, OfKeys::kKeys), of_v(arrays.v, OfKeys::kKeys),
+      of_dy(OfKeys::kRows), of_k(arrays.dk, 64), of_v(arrays.dv, 64), params);
+  params.grid = GridOf(row_tiles, samples, 4 * p.columns * p.size, params.group, multiprocessors);
+  LaunchClusters(op,
+                 p.causal ? FlashRowsKernel<E, OfRows, true> : FlashRowsKernel<E, OfRows, false>,
+                 (unsigned)params.grid.blocks, 1, OfRows::kThreads, OfRows::kNbytes, true, stream,
+                 of_q(arrays.q, OfRows::kRows), of_k(arrays.k, OfRows::kKeys),
+                 of_v(arrays.v, OfRows::kKeys), of_dy(OfRows::kRows), of_q(arrays.dq, 64), params);
 }
 
 template <class E>

@@ -163,19 +163,15 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const Params& 
     RowState rows;
     float shrink[2];
     SetZero(y);
-    const auto take_exponentials = [&](int block) {
-      // Tiles of keys are as long as those of rows: only in the last one keys are hidden.
-      if (block == tile.end - 1)
-        Hide<kCausal>(scores, row, block * T::kKeys + l % 4 * 2, params.columns);
-      TakeExponentials(scores, rows, params.scale, shrink);
-    };
     wait(T::kQ, at_q);
     wait(T::kK, at_k);
     BeginProducts();
     BeginProduct<E, T::kSize, T::kRows>(scores, q, k());
     WaitForProducts<0>();
     release(T::kK, at_k);
-    take_exponentials(tile.end - 1);
+    // Tiles of keys are as long as those of rows: only in the last one keys are hidden.
+    Hide<kCausal>(scores, row, (tile.end - 1) * T::kKeys + l % 4 * 2, params.columns);
+    TakeExponentials(scores, rows, params.scale, shrink);
     Round<E>(scores, weights);
     if (tile.end > 1 && consumer == 1) ArriveThreads(kTurn, 256);
     for (int block = tile.end - 2; block >= 0; block--) {
@@ -189,7 +185,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const Params& 
       if (block > 0 || consumer == 0) ArriveThreads(kTurn + 1 - consumer, 256);
       WaitForProducts<1>();
       release(T::kK, at_k);
-      take_exponentials(block);
+      TakeExponentials(scores, rows, params.scale, shrink);
       WaitForProducts<0>();
       release(T::kV, at_v);
 #pragma unroll
@@ -250,12 +246,12 @@ void LaunchForward(const char* op, const FlashProblem& problem, const FlashForwa
   Params params = {};
   params.rows = (int)p.rows, params.columns = (int)p.columns;
   params.heads = (int)p.heads, params.group = (int)group;
-  params.grid = GridOf(row_tiles, samples, 4 * p.columns * p.size, group);
+  params.grid =
+      GridOf(row_tiles, samples, 4 * p.columns * p.size, group, Multiprocessors(p.ctx.device_id));
   params.scale = p.scale * kLog2E;
   params.lse = arrays.lse;
   const auto kernel = p.causal ? FlashForwardKernel<E, T, true> : FlashForwardKernel<E, T, false>;
-  const int64_t blocks = std::min<int64_t>(samples * row_tiles, Multiprocessors(p.ctx.device_id));
-  LaunchClusters(op, kernel, (unsigned)blocks, 1, T::kThreads, T::kNbytes, true, stream,
+  LaunchClusters(op, kernel, (unsigned)params.grid.blocks, 1, T::kThreads, T::kNbytes, true, stream,
                  MapOfRows<E>(op, p, p.of_q, arrays.q, T::kRows),
                  MapOfKeys<E>(op, p, p.of_k, arrays.k, T::kKeys),
                  MapOfKeys<E>(op, p, p.of_v, arrays.v, T::kKeys),

@@ -26,27 +26,75 @@ struct Tile {
   int row, sample, begin, end;
 };
 
-// Heads of which each takes so many tiles. Those of a band share k and v, or q and dy, in L2.
+// Heads of which each takes so many tiles, on so many blocks. Those of a band share k and v, or q
+// and dy, in L2. Under a causal mask a block takes pairs of tiles, see Turns.
 struct Grid {
-  int tiles, samples, band;
+  int tiles, samples, band, blocks;
+  int rounds, rest;  // of pairs: each block takes so many, and so many are left
 };
 
-inline Grid GridOf(int64_t tiles, int64_t samples, int64_t nbytes_of_sample, int64_t group) {
+inline Grid GridOf(int64_t tiles, int64_t samples, int64_t nbytes_of_sample, int64_t group,
+                   int multiprocessors) {
   constexpr int64_t kOfL2 = 24 << 20;
   const int64_t band = kOfL2 / std::max<int64_t>(nbytes_of_sample, 1) * group;
-  return {(int)tiles, (int)samples, (int)std::clamp(band, std::min(group, samples), samples)};
+  const int64_t blocks = std::min<int64_t>(tiles * samples, multiprocessors);
+  const int64_t pairs = CeilDiv(tiles, 2) * samples;
+  const int64_t rounds = std::max<int64_t>(pairs / blocks - 1, 0);
+  return {(int)tiles,  (int)samples, (int)std::clamp(band, std::min(group, samples), samples),
+          (int)blocks, (int)rounds,  (int)(pairs - rounds * blocks)};
 }
 
-// Tile `index` of a grid: its number within its head, and its head.
+// A tile by its number within its head, and the head.
 struct Position {
   int tile, sample;
 };
-__device__ __forceinline__ Position PositionOf(const Grid& grid, int index) {
-  const int of_band = grid.band * grid.tiles;
+// The position of `index` where each head has so many.
+__device__ __forceinline__ Position PositionOf(const Grid& grid, int tiles, int index) {
+  const int of_band = grid.band * tiles;
   const int band = index / of_band, in_band = index % of_band;
   const int width = min(grid.band, grid.samples - band * grid.band);
   return {in_band / width, band * grid.band + in_band % width};
 }
+
+// The tiles of a block, by a fixed order. All are of one length: every so-many-th. Under a causal
+// mask a head's tile 0 is the longest and each of the next is shorter by as much, so that the first
+// with the last, the second with the last but one and so on are pairs of one length: a block takes
+// every so-many-th pair. What does not fill all blocks with pairs goes as single tiles, the longest
+// first, to the blocks from first to last, back, and so on: blocks end within a few hundredths of
+// each other, where every so-many-th tile would leave a tenth.
+template <bool kCausal>
+class Turns {
+ public:
+  __device__ __forceinline__ bool Next(const Grid& grid, Position& at) {
+    const int block = (int)blockIdx.x, blocks = grid.blocks;
+    if constexpr (!kCausal) {
+      const int index = turn_++ * blocks + block;
+      if (index >= grid.tiles * grid.samples) return false;
+      at = PositionOf(grid, grid.tiles, index);
+      return true;
+    }
+    while (true) {
+      const int turn = turn_++, last = turn - 2 * grid.rounds;
+      int pair = turn / 2 * blocks + block;
+      bool shorter = turn % 2;
+      if (last >= 0) {
+        const int slot = last * blocks + (last % 2 ? blocks - 1 - block : block);
+        if (last * blocks >= 2 * grid.rest) return false;
+        if (slot >= 2 * grid.rest) continue;
+        shorter = slot >= grid.rest;
+        pair = grid.rounds * blocks + (shorter ? 2 * grid.rest - 1 - slot : slot);
+      }
+      at = PositionOf(grid, (grid.tiles + 1) / 2, pair);
+      const int other = grid.tiles - 1 - at.tile;
+      if (shorter && other == at.tile) continue;  // the middle one is no pair
+      if (shorter) at.tile = other;
+      return true;
+    }
+  }
+
+ private:
+  int turn_ = 0;
+};
 
 // What all kernels know of a problem.
 struct Shape {
@@ -57,27 +105,25 @@ struct Shape {
   __device__ __forceinline__ int KvHeads() const { return heads / group; }
 };
 
-// The tiles of rows of a block: every so-many-th of all. The last rows of a head come first, since
-// under a causal mask they see most.
+// The tiles of rows of a block. The last rows of a head come first, since under a causal mask they
+// see most.
 template <class T, bool kCausal>
 class RowTiles {
  public:
-  __device__ __forceinline__ explicit RowTiles(const Shape& shape)
-      : shape_(shape), index_((int)blockIdx.x) {}
+  __device__ __forceinline__ explicit RowTiles(const Shape& shape) : shape_(shape) {}
 
   __device__ __forceinline__ bool Next(Tile& tile) {
-    if (index_ >= shape_.grid.tiles * shape_.grid.samples) return false;
-    const Position at = PositionOf(shape_.grid, index_);
+    Position at;
+    if (!turns_.Next(shape_.grid, at)) return false;
     const int row = (shape_.grid.tiles - 1 - at.tile) * T::kRows;
     const int seen = kCausal ? min(shape_.columns, row + T::kRows) : shape_.columns;
     tile = {row, at.sample, 0, (seen + T::kKeys - 1) / T::kKeys};
-    index_ += (int)gridDim.x;
     return true;
   }
 
  private:
   const Shape& shape_;
-  int index_;
+  Turns<kCausal> turns_;
 };
 
 // Pairs of barriers, full and empty: of a tile, or of a stage of a ring.
