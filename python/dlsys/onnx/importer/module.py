@@ -36,7 +36,7 @@ class Value(NamedTuple):
 _STATISTICS = {"BatchNormalization": (3, 4)}
 _SCALES = {
     "QuantizeLinear": (1,), "DequantizeLinear": (1,), "QLinearMatMul": (1, 4, 6),
-    "QLinearConv": (1, 4, 6),
+    "QLinearConv": (1, 4, 6), "QLinearAdd": (1, 4, 6), "QGemm": (1, 4, 7),
 }  # fmt: skip
 
 
