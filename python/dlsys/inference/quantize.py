@@ -42,8 +42,13 @@ Numbers = tuple[np.ndarray, np.ndarray]  # scale and zero point
 class QuantizedModel(Module):
     """What `quantize` returns: a model over Nodes and Tensors whose numbers do not change.
 
-    ranges: the least and the largest number of each quantized tensor, by the name of its node.
-    method: of the calibration.
+    inputs: the Variables of a graph in QDQ form. outputs: its results, or one if `single`. ranges:
+    the least and the largest number of each quantized tensor, by the name of its node. method: of
+    the calibration.
+
+    >>> loader = data.Loader((np.ones((4, 3), np.float32), np.zeros(4)), 2)
+    >>> dl.quantize(nn.MLP((3, 2), seed=0), loader)
+    QuantizedModel(minmax, 1 tensor of 8 bits)
     """
 
     def __init__(
@@ -69,7 +74,8 @@ class QuantizedModel(Module):
         return made[0] if self._single else tuple(made)
 
     def options(self) -> str:
-        return f"{self.method}, {len(self.ranges)} tensors of 8 bits"
+        count = len(self.ranges)
+        return f"{self.method}, {count} tensor{'s' * (count != 1)} of 8 bits"
 
 
 def quantize(
