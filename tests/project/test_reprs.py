@@ -86,6 +86,7 @@ def makers() -> dict[type, Callable[[], Any]]:
         ad.Executor: lambda: executor,
         train.JsonLog: lambda: train.JsonLog("log.jsonl"),
         data.Loader: lambda: _LOADER,
+        optim.LBFGS: lambda: optim.LBFGS(model.parameters()),
         viz.report.Mistakes: lambda: viz.report.Mistakes(
             arrays[0], arrays[1], arrays[1], arrays[1]
         ),
