@@ -66,13 +66,19 @@ template <bool kCausal>
 class Turns {
  public:
   __device__ __forceinline__ bool Next(const Grid& grid, Position& at) {
-    const int block = (int)blockIdx.x, blocks = grid.blocks;
-    if constexpr (!kCausal) {
-      const int index = turn_++ * blocks + block;
+    if constexpr (kCausal) {
+      return NextOfPairs(grid, at);
+    } else {
+      const int index = turn_++ * grid.blocks + (int)blockIdx.x;
       if (index >= grid.tiles * grid.samples) return false;
       at = PositionOf(grid, grid.tiles, index);
       return true;
     }
+  }
+
+ private:
+  __device__ __forceinline__ bool NextOfPairs(const Grid& grid, Position& at) {
+    const int block = (int)blockIdx.x, blocks = grid.blocks;
     while (true) {
       const int turn = turn_++, last = turn - 2 * grid.rounds;
       int pair = turn / 2 * blocks + block;
@@ -92,7 +98,6 @@ class Turns {
     }
   }
 
- private:
   int turn_ = 0;
 };
 
@@ -194,6 +199,21 @@ template <int kColumns>
 __device__ __forceinline__ void SetZero(float (&d)[kColumns][4]) {
 #pragma unroll
   for (int j = 0; j < kColumns; j++) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.f;
+}
+
+// Writes `hidden` at the keys behind the last one and, under a causal mask, at those behind a row.
+// `row` and `column` are of the thread's first score.
+template <bool kCausal, int kColumns>
+__device__ __forceinline__ void Hide(float (&scores)[kColumns][4], int row, int column, int columns,
+                                     float hidden) {
+#pragma unroll
+  for (int j = 0; j < kColumns; j++) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int at = column + j * 8 + e % 2;
+      if (at >= columns || (kCausal && at > row + e / 2 * 8)) scores[j][e] = hidden;
+    }
+  }
 }
 
 // Accumulators of a product are laid out as two operands of the next one, side by side.
