@@ -135,7 +135,7 @@ template <class E, class T, bool kCausal>
 __device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const CUtensorMap* map_dv,
                                                const Params& params, unsigned char* shared,
                                                uint32_t barriers) {
-  const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const uint32_t memory = SharedAddress(shared);
   const uint32_t k = memory + consumer * 64 * 128, v = k + T::kOfV;
   const uint32_t staging = memory + T::kStaging + consumer * T::kTileK;
@@ -295,7 +295,7 @@ __device__ __forceinline__ void ProduceForRows(const CUtensorMap* map_q, const C
 template <class E, class T, bool kCausal>
 __device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const Params& params,
                                                uint32_t memory, uint32_t barriers) {
-  const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const uint32_t q = memory + consumer * 64 * 128, dy = q + T::kOfDy;
   const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
   const float scale = params.scale * kLog2E;

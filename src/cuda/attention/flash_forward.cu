@@ -126,7 +126,7 @@ __device__ __forceinline__ void Finish(float (&y)[kColumns][4], const RowState& 
 template <class E, class T, bool kCausal>
 __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const Params& params,
                                         uint32_t memory, uint32_t barriers) {
-  const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const uint32_t q = memory + consumer * 64 * 128;
   const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
   // Consumers take turns: each waits at its own barrier, and then lets the other one in.
