@@ -68,6 +68,10 @@ class DeviceError(DlsysError, RuntimeError):
     """
 
 
+class CommunicationError(DlsysError, RuntimeError):
+    """Ranks cannot find each other, or one of them has another graph, other shapes or no time."""
+
+
 class KernelError(DlsysError, RuntimeError):
     """A kernel or another call into the native library failed."""
 
@@ -105,6 +109,10 @@ def quoted(value: Any) -> str:
 PACKAGES = {
     "matplotlib": "matplotlib", "PIL": "Pillow", "tensorboardX": "tensorboardX", "torch": "torch",
     "tiktoken": "tiktoken", "tokenizers": "tokenizers", "onnx": "onnx",
+    "mpi4py": "mpi4py mpich",
+    "skimage": "scikit-image", "sklearn": "scikit-learn",
+    "fastapi": "fastapi", "uvicorn": "uvicorn", "grpc": "grpcio", "google.protobuf": "protobuf",
+    "python_multipart": "python-multipart",
 }  # fmt: skip
 
 

@@ -49,7 +49,8 @@ set when it is loaded to those of installed wheels, unless it is set already. DL
 steers the installation: `none` builds no native library, else it is the path of a finished one.
 DLSYS_EMULATED_SEED, a number, has the emulated GPU (`make emulator`) decide otherwise what CUDA
 leaves open, such as the order of a block's threads; DLSYS_EMULATED_SHARED is the shared memory of a
-block there and DLSYS_EMULATED_MEMORY the memory of each emulated GPU, in bytes.
+block there and DLSYS_EMULATED_MEMORY the memory of each emulated GPU, in bytes;
+DLSYS_EMULATED_LIBRARIES is a folder of libraries that stand in for those of a GPU, such as NCCL.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@
 #include "math/mlp_head.h"
 #include "math/optimizer_args.h"
 #include "math/pointwise_vm.h"
+#include "runtime/communicator.h"
 #include "runtime/device.h"
 #include "runtime/registry.h"
 
@@ -108,6 +109,7 @@ void AddOpcodes(Text* text) {
   text->Add("operand", "A", kOperandA);
   text->Add("operand", "B", kOperandB);
   text->Add("limit", "max_ndim", DL_MAX_NDIM);
+  text->Add("limit", "communicator_id_nbytes", kCommunicatorIdNbytes);
   text->Add("limit", "mlp_head_layers", kMaxHeadLayers);
   text->Add("limit", "weight_update_gemms", kMaxGemms);
   text->Add("limit", "pointwise_instructions", pointwise::kInstructions);
@@ -184,6 +186,9 @@ void AddFunctions(Text* text) {
   DLSYS_FUNCTION(DLStreamSynchronize)
   DLSYS_FUNCTION(DLStreamDrain)
   DLSYS_FUNCTION(DLStreamWait)
+  DLSYS_FUNCTION(DLCommunicatorId)
+  DLSYS_FUNCTION(DLCommunicatorCreate)
+  DLSYS_FUNCTION(DLCommunicatorCheck)
   DLSYS_FUNCTION(DLMemoryAlloc)
   DLSYS_FUNCTION(DLMemoryFree)
   DLSYS_FUNCTION(DLMemoryTrim)

@@ -23,7 +23,7 @@ from dlsys.executor.capture.hazards import (
     lifetimes_of,
     serialize_large,
 )
-from dlsys.executor.capture.streams import GraphStreams, assign_streams, ready_inputs
+from dlsys.executor.capture.streams import GraphStreams, assign_streams, chained, ready_inputs
 from dlsys.executor.plan.memory import Plan, Step, make_plan
 from dlsys.executor.plan.schedule import schedule
 from dlsys.graph.node import Node
@@ -235,6 +235,55 @@ class AssignStreams(unittest.TestCase):
             for wait in waits:
                 fewer = GraphStreams(streams.stream, [w for w in streams.waits if w != wait], 0)
                 self.assertLess(ordered(fewer), ordered(streams))
+
+
+class TasksApart(unittest.TestCase):
+    """Those that communicate: in one order, in a stream that has nothing else."""
+
+    def test_they_are_a_chain(self) -> None:
+        direct = [[], [0], [1], [2], [3]]
+        self.assertEqual(chained(direct, [0, 2, 4]), [[], [0], [1, 0], [2], [3, 2]])
+        self.assertEqual(chained(direct, []), direct)
+
+    def test_they_have_a_stream(self) -> None:
+        """A backward pass whose gradients are reduced as they come, and then used."""
+        direct = [[], [0], [1], [2], [2, 1], [4, 3], [5, 3]]
+        found = assign_streams(direct, 4, apart=[3, 5])
+        own = found.stream[3]
+        self.assertEqual([k for k, stream in enumerate(found.stream) if stream == own], [3, 5])
+        self.assertEqual(len({found.stream[k] for k in (0, 1, 2, 4)}), 1, "backward goes on")
+        self.assertIn((3, 2), found.waits)
+        self.assertIn((6, 5), found.waits)
+
+    def test_random_graphs(self) -> None:
+        rng = random.Random(3)
+        for _ in range(200):
+            count = rng.randrange(2, 30)
+            direct = [
+                sorted(rng.sample(range(k), min(k, rng.randrange(3))), reverse=True)
+                for k in range(count)
+            ]
+            apart = [k for k in range(count) if rng.random() < 0.3]
+            direct = chained(direct, apart)
+            limit = rng.randrange(1, 4)
+            found = assign_streams(direct, limit, apart)
+            self.assertLessEqual(found.count, limit + bool(apart))
+            theirs = {found.stream[k] for k in apart}
+            self.assertLessEqual(len(theirs), 1)
+            others = {stream for k, stream in enumerate(found.stream) if k not in apart}
+            self.assertTrue(theirs.isdisjoint(others))
+            self.check_order(found, direct)
+
+    def check_order(self, found: GraphStreams, direct: Sequence[Sequence[int]]) -> None:
+        """Every task comes after those that it depends on, by its stream and its waits."""
+        before: list[set[int]] = []
+        tails: dict[int, int] = {}
+        for k, stream in enumerate(found.stream):
+            direct_now = [earlier for task, earlier in found.waits if task == k]
+            direct_now += [tails[stream]] if stream in tails else []
+            before.append(set(direct_now).union(*(before[x] for x in direct_now)))
+            self.assertLessEqual(set(direct[k]), before[k])
+            tails[stream] = k
 
 
 class MemoryForStreams(unittest.TestCase):

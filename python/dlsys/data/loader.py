@@ -87,6 +87,7 @@ class Loader:
         self.normalization_given = normalize is not None
         self._inputs: tuple[Node, ...] | None = None
         self._looped = 0  # epochs that loops over this loader have begun
+        self._share = (0, 1)  # the number of its share of each batch, and how many there are
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -132,6 +133,18 @@ class Loader:
         made.normalization_given = True
         return made
 
+    def shard(self, rank: int, size: int) -> Loader:
+        """A loader of one of `size` equal shares of each batch, for a rank that trains with others.
+
+        The shares of all ranks are the batch that this loader has, so that batches are the same for
+        any number of ranks. Of a smaller last batch, samples that do not divide into equal shares,
+        at most `size` - 1 of them, are left out. rank: from 0 on. DataError for a batch_size that
+        does not divide.
+        """
+        made = copy.copy(self)
+        made._share = check_shares(self.batch_size, self.samples % self.batch_size, rank, size)
+        return made
+
     def inputs(self) -> tuple[Node, ...]:
         """The Variables that batches are fed to: images (batch, …) float32 (tokens in their own
         dtype) and labels (batch, …), int64 or float32; or the fields of the set in their order. The
@@ -168,6 +181,10 @@ class Loader:
     def _parts(self, number: int, start: int) -> Generator[tuple[Array, ...], None, None]:
         order = self._order(number)
         parts = [order[at : at + self.batch_size] for at in range(0, self.samples, self.batch_size)]
+        rank, size = self._share
+        if size > 1:
+            parts = [part[: len(part) // size * size] for part in parts]
+            parts = [np.split(part, size)[rank] for part in parts]
         make = partial(self._make, number)
         if not self.workers:
             yield from map(make, parts[start:])
@@ -233,6 +250,21 @@ class Loader:
             except Exception:
                 return f", for sample {index}"
         return ""
+
+
+def check_shares(batch: int, last: int, rank: int, size: int) -> tuple[int, int]:
+    """A share's number and how many there are. DataError unless batches have so many, the last one
+    of an epoch, of another size, too.
+    """
+    if not 0 <= rank < size:
+        raise DataError(f"shard: there is no rank {rank} of {size}; ranks count from 0")
+    if batch % size or 0 < last < size:
+        what = f"batches of {batch}" if batch % size else f"a last batch of {last}"
+        raise DataError(
+            f"shard: {what} samples have no {size} equal shares: take a batch_size that {size} "
+            "ranks divide, or drop_last=True for a last one that is too small"
+        )
+    return rank, size
 
 
 def _numbered(count: int) -> tuple[str, ...]:

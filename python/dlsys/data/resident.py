@@ -15,6 +15,7 @@ from ..ops.leaf import Parameter, constant_op
 from ..ops.random.device_batch import ordered, shuffled_batch_op
 from ..ops.random.sampling import advance_step_op
 from .dataset import Dataset, Split, as_dataset, is_tokens
+from .loader import check_shares
 from .normalize import Normalization, normalization_of, normalized
 
 
@@ -50,6 +51,7 @@ class DeviceLoader:
         self.shuffle, self.seed = shuffle, int(seed)
         self.normalization = normalization_of(normalize, self.dataset.sample_shape)
         self.normalization_given = normalize is not None
+        self._share = (0, 1)  # the number of its share of each batch, and how many there are
         self.step = Parameter(np.int64(0), "data.step", trainable=False)
         self.advance = advance_step_op(self.step, name="data.advance")
         self._set = (
@@ -66,15 +68,27 @@ class DeviceLoader:
         made._batch = made._gather()
         return made
 
+    def shard(self, rank: int, size: int) -> DeviceLoader:
+        """A loader of one of `size` equal shares of each batch, over the same resident set and
+        counter, as of Loader. rank: from 0 on. DataError for a batch_size that does not divide.
+        """
+        made = copy.copy(self)
+        made._share = check_shares(self.batch_size, 0, rank, size)
+        made._batch = made._gather()
+        return made
+
     def _gather(self) -> Node:
-        """The node that takes the batch that the counter is at."""
+        """The node that takes the batch that the counter is at: its share is a batch of an epoch of
+        batches that are smaller by as many times as there are shares.
+        """
         scale, shift = self.normalization.affine(self.dataset.dtype)
+        rank, size = self._share
         batch = shuffled_batch_op(
             *self._set,
-            self.step,
+            self.step if size == 1 else self.step * size + rank,
             constant_op(scale),
             constant_op(shift),
-            batch=self.batch_size,
+            batch=self.batch_size // size,
             seed=self.seed,
             shuffle=self.shuffle,
             name="data.batch",
@@ -117,8 +131,11 @@ class DeviceLoader:
         """
         count = len(self.dataset)
         scale, shift = self.normalization.affine(self.dataset.dtype)
+        rank, size = self._share
+        share = self.batch_size // size
+        first = rank * share
         for step in range(number * len(self) + start, (number + 1) * len(self)):
-            positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+            positions = first + np.arange(share) + step * self.batch_size
             if self.shuffle:
                 chosen = ordered(positions.astype(np.uint64), count, self.seed)
             else:

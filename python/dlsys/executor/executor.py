@@ -54,8 +54,10 @@ class Executor(Views):
     tensor cores, or bf16: products and activations in bfloat16 beside Parameters of float32
     (docs/precision.md). fusions: the passes of `dlsys.fusion` to run, instead of those that
     DLSYS_FUSION leaves. backend: that of executors which never run at the same time; they share the
-    memory of its arena. Plans are made once for each set of feed shapes and dtypes; a run after
-    that allocates nothing. An executor belongs to one thread at a time.
+    memory of its arena. group: ranks that train together, of `dist.init()`: each feeds its share of
+    a batch, and updates use the mean of all ranks' gradients (docs/dist.md). Plans are made once
+    for each set of feed shapes and dtypes; a run after that allocates nothing. An executor belongs
+    to one thread at a time.
 
     Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter;
     DeviceError when `ctx` cannot be used, with what to install.
@@ -72,6 +74,7 @@ class Executor(Views):
         precision: str = "fp32",
         fusions: Sequence[Pass] | None = None,
         backend: Backend | None = None,
+        group: Any = None,
     ) -> None:
         if isinstance(eval_node_list, Node) or not isinstance(eval_node_list, Iterable):
             raise GraphError(f"Executor: expected a list of nodes to fetch, got {eval_node_list!r}")
@@ -95,6 +98,11 @@ class Executor(Views):
         self._changes = Node.changes
         self._warned_of_plans = False
         self._backend: Backend = backend or backend_of(self.ctx)
+        self._parallel: Any = None
+        if group is not None:
+            if "data_parallel" not in hooks:  # nobody has imported dlsys.dist
+                raise GraphError(f"Executor: group is one of dist.init(), got {group!r}")
+            self._parallel = hooks["data_parallel"](group, self.ctx, self._parameters)
         self._count_from_here()
 
     # ---- running ----
@@ -145,6 +153,9 @@ class Executor(Views):
             raise second_run()
         with self._running:
             runner, transaction, values = self._ready(feed_dict)
+            if self._parallel is not None:
+                key = self._signatures or ()
+                self._parallel.before_run(key, lambda: self._infer(self._feeds.specs(key)))
             if n > 1 and not runner.runs:
                 self._run(runner, transaction, values)  # the run after the first is captured
                 n -= 1
@@ -270,7 +281,8 @@ class Executor(Views):
         if fusions is None:
             fusions = select(FUSIONS, settings.fusion)
         options = Options(self.target, self.precision, settings.debug_nan, self._draws, specs)
-        fetches, passes = self.eval_node_list, arrange((AUTOCAST, *fusions, RUNGS), options)
+        own = () if self._parallel is None else self._parallel.passes
+        fetches, passes = self.eval_node_list, arrange((AUTOCAST, *fusions, RUNGS, *own), options)
         show = pass_printer(passes, fetches, specs) if settings.debug >= 3 else None
         for one in passes:
             fetches = one.run(fetches, options)

@@ -106,6 +106,9 @@ class Op:
     inplace: bool = False  # an output may take over an input of its shape and dtype that dies here
     # Inputs (Parameters) that it updates; its outputs are their new values.
     writes: tuple[int, ...] = ()
+    # Of an update: the inputs that are gradients of what it writes, which ranks average.
+    descends_by: tuple[int, ...] = ()
+    communicates: bool = False  # with other ranks, all of which run such operators in one order
     # Inputs (constants of zeros) that its kernel uses as workspace and leaves as zeros again.
     zeroed_workspace: tuple[int, ...] = ()
     cache_local: bool = False  # scheduled behind its producer, whose inputs a cache may still hold

@@ -94,6 +94,7 @@ opcode elu_gradient 56 4
 operand A 1
 operand B 2
 limit max_ndim 8
+limit communicator_id_nbytes 128
 limit mlp_head_layers 6
 limit weight_update_gemms 8
 limit pointwise_instructions 24
@@ -241,6 +242,9 @@ function DLStreamFree DLContext pointer
 function DLStreamSynchronize DLContext pointer
 function DLStreamDrain DLContext pointer
 function DLStreamWait DLContext pointer pointer
+function DLCommunicatorId DLContext pointer
+function DLCommunicatorCreate DLContext pointer int32 int32 pointer
+function DLCommunicatorCheck DLContext int64
 function DLMemoryAlloc DLContext int64 pointer pointer
 function DLMemoryFree DLContext pointer
 function DLMemoryTrim DLContext

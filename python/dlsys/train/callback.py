@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ..autodiff import Executor
 from ..describe import described
+from ..dist import Group
 from ..nn import Module
 from ..runtime.device import Context
 from .checkpoint import Saved
@@ -43,6 +44,11 @@ class Run(Protocol):
     reason: str | None
     notes: list[str]
     resumed_folder: Path | None
+    group: Group | None
+
+    @property
+    def writes(self) -> bool:
+        """True where this process writes the run's files: on rank 0 of several."""
 
     @property
     def stopping(self) -> bool:
@@ -79,6 +85,7 @@ class Callback:
 
     __repr__ = described
 
+    first_rank_only = False  # of several ranks that train together, rank 0 alone calls it
     adds: frozenset[str] = frozenset()  # names of figures that it adds to some records only
     schemas: Mapping[str, Schema] = {}  # of entries that a state must have to be loaded
 

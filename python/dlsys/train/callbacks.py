@@ -231,7 +231,8 @@ class Checkpoint(Callback):
         return self.folder / "best.safetensors"
 
     def on_start(self, run: Run) -> None:
-        self._take_folder(run.resumed_folder)
+        if run.writes:
+            self._take_folder(run.resumed_folder)
         if not run.step:  # what an earlier run has left here is none of this one's
             self._value = None
         self._improved = False
@@ -270,12 +271,15 @@ class Checkpoint(Callback):
         self._value = state["value"]
 
     def _write(self, run: Run, path: Path) -> None:
-        assert self._lock is not None
-        if not self._lock.holds:  # removed or replaced since: the lock is of what is gone
-            self._lock.release()
-            self._take_folder(None)
-        tensors, header = run.saved()
-        save(path, tensors, header, run.state.narrow)
+        tensors, header = run.saved()  # on every rank: each has a part of the state
+        if run.writes:
+            assert self._lock is not None
+            if not self._lock.holds:  # removed or replaced since: the lock is of what is gone
+                self._lock.release()
+                self._take_folder(None)
+            save(path, tensors, header, run.state.narrow)
+        if run.group is not None:
+            run.group.barrier()  # the file is there for every rank from here on
 
     def _take_folder(self, own: Path | None) -> None:
         """Makes the folder this run's. own: the folder whose run goes on, which may have files."""

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from .. import functional as F
-from ..data.description import DataDescription
+from ..data.description import DataDescription, as_trained
+from ..dist import Group, init
 from ..errors import DataError, GraphError
 from ..nn import Module
 from ..optim import Optimizer
 from ..runtime.device import Context
 from . import checkpoint
 from .callbacks import Callback, Validation
-from .evaluation import Loss, as_trained, check_as_trained, inputs_of
+from .evaluation import Loss, check_as_trained, inputs_of
 from .history import History
 from .metrics import Metric
 from .report import Progress
@@ -37,6 +38,7 @@ def fit(
     resume: str | Path | None = None,
     quiet: bool = False,
     precision: str = "fp32",
+    parallel: str | None = None,
 ) -> History:
     """Trains a model and returns what was measured.
 
@@ -55,7 +57,8 @@ def fit(
     ends with the same bits as one that was never interrupted on this device. quiet: without it
     `Progress` shows the run, unless it is among the callbacks. epochs: how often the data is gone
     through. precision: as of `Executor`; with "bf16" the model's Parameters stay float32, and so do
-    checkpoints.
+    checkpoints. parallel: "data" trains on all ranks of `dist.init()` (docs/dist.md): the loader's
+    batches are those of all ranks together, of which each takes its share.
 
     DivergedError when the loss becomes NaN or infinite, with the step, the learning rate and the
     first node at fault; the model is then as it was before that step. Ctrl-C ends the run after a
@@ -80,6 +83,7 @@ def fit(
     inputs_of(data)
     if len(data) < 1:
         raise DataError("fit: the data have no batch to train on")
+    group = _group_of(parallel)
     saved = checkpoint.load(resume) if resume is not None else None
     data = _prepared(data, model, resume, saved)
     if not quiet and not any(isinstance(callback, Progress) for callback in callbacks):
@@ -98,11 +102,20 @@ def fit(
         log_every,
         parameters,
         precision,
+        group,
     )
     if resume is not None and saved is not None:
         run.resume(str(resume), saved)
         run.resumed_folder = Path(resume) if Path(resume).is_dir() else Path(resume).parent
     return run.go()
+
+
+def _group_of(parallel: str | None) -> Group | None:
+    """The ranks that train together, None for one alone."""
+    if parallel not in (None, "data"):
+        raise GraphError(f'fit: parallel is None or "data", got {parallel!r}')
+    world = None if parallel is None else init()
+    return world if world is not None and world.size > 1 else None
 
 
 def _prepared(

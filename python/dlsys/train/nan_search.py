@@ -71,6 +71,8 @@ def _first_bad(run: Run, last_step: int) -> tuple[str, str, float] | None:
 
 
 def _first_bad_node(run: Run, feed: Any) -> str:
+    if run.group is not None:  # a rank that stops at a node would leave the others waiting
+        return "train without parallel= to learn at which node"
     before = settings.debug_nan
     settings.debug_nan = True
     try:

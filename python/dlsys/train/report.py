@@ -27,6 +27,8 @@ class Progress(Callback):
     unit: what samples are called.
     """
 
+    first_rank_only = True
+
     def __init__(self, unit: str = "images") -> None:
         self._unit = unit
         self._bar: Any = None
@@ -100,6 +102,7 @@ class JsonLog(Callback):
     DataError for a file that cannot be written.
     """
 
+    first_rank_only = True
     schemas = {"nbytes": maybe(integer()), "tail": latin}
 
     def __init__(self, path: str | Path) -> None:
@@ -165,6 +168,8 @@ class TensorBoard(Callback):
     """Writes every log (train/…) and epoch (epoch/…) for TensorBoard, by step. DlsysError without
     tensorboardX. folder: where to.
     """
+
+    first_rank_only = True
 
     def __init__(self, folder: str | Path) -> None:
         try:

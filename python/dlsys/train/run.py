@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import autodiff as ad
 from ..data.description import DataDescription
+from ..dist import Group
 from ..errors import DataError
 from ..interrupts import Interrupts
 from ..nn import Module
@@ -27,6 +28,7 @@ from .kernel_algorithms import Kernels
 from .metrics import Metric, suiting
 from .models import recipe_of
 from .nan_search import FiniteState, diverged
+from .ranks import average_statistics, joined, share_of
 from .state import State
 from .totals import Totals
 
@@ -50,10 +52,13 @@ class TrainingRun:
         log_every: int,
         parameters: Sequence[Any] | None = None,
         precision: str = "fp32",
+        group: Group | None = None,
     ) -> None:
-        self.precision = precision
-        self.model, self.data, self.optimizer = model, data, optimizer
-        self.loss, self.callbacks = loss, tuple(callbacks)
+        self.precision, self.group = precision, group
+        self.model, self.optimizer = model, optimizer
+        self.data = data if group is None else share_of(data, group)
+        self.loss = loss
+        self.callbacks = tuple(c for c in callbacks if self.writes or not c.first_rank_only)
         self.epochs, self.ctx = epochs, context_or_numpy(ctx)
         self.history = History()
         self.epoch = self.batch = self.step = 0
@@ -79,7 +84,7 @@ class TrainingRun:
         trained = self.model.parameters() if parameters is None else parameters
         update = self.optimizer.minimize(loss, trained)
         step = ad.group_op(update, self.totals.update, name="step")
-        self.executor = ad.Executor([step], ctx=self.ctx, precision=self.precision)
+        self.executor = ad.Executor([step], self.ctx, self.precision, group=self.group)
         self.state = State(self.model, self.optimizer, self.data, self.executor)
         self._kernels = Kernels(self.executor)
 
@@ -87,6 +92,11 @@ class TrainingRun:
     def stop(self, reason: str) -> None:
         """Ends the run after this step, or after this epoch when called at its end."""
         self.reason = reason
+
+    @property
+    def writes(self) -> bool:
+        """True where this process writes the run's files: on rank 0 of several."""
+        return self.group is None or self.group.rank == 0
 
     @property
     def stopping(self) -> bool:
@@ -97,7 +107,11 @@ class TrainingRun:
         """All that a run needs to go on from here, as arrays and JSON values. DivergedError rather
         than a state with NaN or infinity.
         """
+        if self.group is not None:
+            average_statistics(self.model, self.group)
         tensors = dict(self._read_finite())
+        if self.group is not None:
+            tensors = joined(tensors, self._name_of_totals, self.group)
         states = []
         for k, callback in enumerate(self.callbacks):
             state = callback.state_dict()
@@ -142,6 +156,9 @@ class TrainingRun:
         self._check_counts(what, header)
         self.state.check(what, values)
         pairs = self._states_of_callbacks(what, saved)
+        if not self.writes:  # rank 0 goes on with the sums of all ranks
+            name = self._name_of_totals
+            values[name] = np.zeros_like(values[name])
         history = History.from_dict(what, header["history"])
         self.state.set_random_keys(what, header["random"])
         self.state.write(values)
@@ -179,6 +196,11 @@ class TrainingRun:
                 pairs.append((callback, state))
         return pairs
 
+    @property
+    def _name_of_totals(self) -> str:
+        named = self.state.parameters.items()
+        return next(name for name, p in named if p is self.totals.parameter)
+
     @functools.cached_property
     def _data_facts(self) -> dict[str, Any]:
         """The facts by which one loader is known from another."""
@@ -202,6 +224,8 @@ class TrainingRun:
         self._clock = time.monotonic()
         with Interrupts() as keys, contextlib.ExitStack() as stopped:
             self.outcome = "failed"
+            if self.group is not None:
+                self.group.agree(self.step, {"steps so far": [str(self.step)]})
             before = self.model.trained_on, self.model.history
             stopped.callback(self._describe_again, before, self.step)
             self.model.trained_on, self.model.history = self._trained_on, self.history
@@ -213,7 +237,7 @@ class TrainingRun:
             self.outcome = "stopped" if self.reason is not None else "finished"
             if self.interrupted:
                 self.outcome = "interrupted"
-        if keys.pressed:  # perhaps only when no step was left
+        if keys.pressed or self.interrupted:  # perhaps only when no step was left
             raise KeyboardInterrupt("; ".join([self._progress(), *self.notes]))
         return self.history
 
@@ -241,13 +265,23 @@ class TrainingRun:
             self._commit(keys)
 
     def _commit(self, keys: Interrupts) -> None:
-        self.interrupted = keys.pressed
+        self.interrupted = self._on_any_rank(keys.pressed)
+        if self._on_any_rank(self.reason is not None) and self.reason is None:
+            self.reason = "another rank stopped"
         for callback in self.callbacks:
             callback.on_commit(self)
+
+    def _on_any_rank(self, here: bool) -> bool:
+        """True where it holds on a rank: all ranks go on, or stop, together."""
+        if self.group is None:
+            return here
+        return bool(self.group.all_reduce(np.array([here], np.int32), "max")[0])
 
     def _log(self) -> None:
         """Reads what the device has added up since the last log, and logs it."""
         sums = self.totals.take()
+        if self.group is not None:
+            sums = self.group.all_reduce(sums)
         if not np.isfinite(sums[0]):
             raise diverged(self, self._last_finite)
         self._sums += sums
@@ -256,11 +290,13 @@ class TrainingRun:
         for callback in self.callbacks:
             callback.on_log(self, record)
         self._kernels.compare()
-        if time.monotonic() - self._last_finite.taken > _FINITE_STATE_SECONDS:
+        if self._on_any_rank(time.monotonic() - self._last_finite.taken > _FINITE_STATE_SECONDS):
             self._read_finite()
 
     def _end_epoch(self) -> None:
         seconds = self._elapsed()
+        if self.group is not None:
+            average_statistics(self.model, self.group)
         record = self._record(self._sums) | {
             "lr": self.optimizer.learning_rate(),
             "seconds": seconds,

@@ -32,6 +32,7 @@ class Totals:
         parts += [metric.sums(output, label) for metric in metrics]
         size = 2 + sum(metric.size for metric in metrics)
         self.parameter = ad.Parameter(np.zeros((2, size), np.float32), "totals", trainable=False)
+        self.parameter.of_rank = True
         self.update = ad.accumulate_op(self.parameter, ad.concat(parts))
 
     def zeros(self) -> np.ndarray:

@@ -24,7 +24,7 @@ from ..plan.arena import aligned
 from ..plan.memory import Step
 from ..run.tables import Segment
 from .hazards import MAX_STEPS, Access, Range, dependencies, serialize_large
-from .streams import GraphStreams, assign_streams, one_stream, ready_inputs
+from .streams import GraphStreams, assign_streams, chained, one_stream, ready_inputs
 
 _MOST_RUNS = 32  # runs in one unrolled graph: twice as many gain nothing more
 _MOST_NODES = 160  # of an unrolled graph: longer ones hardly notice the pause between two launches
@@ -141,8 +141,10 @@ def streams_of(
     if settings.streams == 1 or len(accesses) > MAX_STEPS:
         found = one_stream(len(accesses))
     else:
-        direct = serialize_large(dependencies(accesses), accesses)
-        found = assign_streams(direct, settings.streams)
+        first = int(bool(inputs.count))
+        apart = [k for k, (_, step) in enumerate(tasks, first) if step.node.op.communicates]
+        direct = serialize_large(dependencies(accesses), accesses, apart)
+        found = assign_streams(chained(direct, apart), settings.streams, apart)
         read: list[list[Range]] = [[]] * bool(inputs.count)
         read += [[*map(segment.table.bytes_of, step.inputs)] for segment, step in tasks]
         read += [[]] * bool(outputs.count)

@@ -127,14 +127,17 @@ def dependencies(accesses: Sequence[Access]) -> list[list[int]]:
     return found
 
 
-def serialize_large(direct: Sequence[list[int]], accesses: Sequence[Access]) -> list[list[int]]:
+def serialize_large(
+    direct: Sequence[list[int]], accesses: Sequence[Access], apart: Sequence[int] = ()
+) -> list[list[int]]:
     """Adds a dependency between consecutive steps that touch at least LARGE bytes: two of them
-    side by side gain nothing.
+    side by side gain nothing. Those `apart` wait for other hardware than the chip's memory.
     """
     ordered = list(direct)
+    separate = set(apart)
     before = None
     for k, access in enumerate(accesses):
-        if all(end - begin < LARGE for side in access for begin, end in side):
+        if k in separate or all(end - begin < LARGE for side in access for begin, end in side):
             continue
         if before is not None and before not in ordered[k]:
             ordered[k] = sorted([*ordered[k], before], reverse=True)

@@ -66,9 +66,26 @@ def one_stream(tasks: int) -> GraphStreams:
     return GraphStreams([0] * tasks, [], tasks)
 
 
-def assign_streams(dependencies: Sequence[Sequence[int]], limit: int) -> GraphStreams:
-    """Puts tasks into at most `limit` streams, given the dependencies of each."""
-    heirs = _heirs(dependencies)
+def chained(dependencies: Sequence[list[int]], tasks: Sequence[int]) -> list[list[int]]:
+    """Adds a dependency of each of these tasks on the one before it: ranks that communicate must do
+    so in one order.
+    """
+    ordered = list(dependencies)
+    for before, k in zip(tasks, tasks[1:]):
+        if before not in ordered[k]:
+            ordered[k] = sorted([*ordered[k], before], reverse=True)
+    return ordered
+
+
+def assign_streams(
+    dependencies: Sequence[Sequence[int]], limit: int, apart: Sequence[int] = ()
+) -> GraphStreams:
+    """Puts tasks into at most `limit` streams, given the dependencies of each; and those `apart`,
+    each of which depends on the one before, into one more, which has nothing else.
+    """
+    heirs = _heirs(dependencies, apart)
+    separate = set(apart)
+    own_stream = -1
     stream: list[int] = []
     waits: list[tuple[int, int]] = []
     tails: list[int] = []  # the last task of each stream
@@ -80,7 +97,10 @@ def assign_streams(dependencies: Sequence[Sequence[int]], limit: int) -> GraphSt
             wanted = roots[:1]
         elif not wanted:
             roots.append(k)
-        own = _stream_of(k, wanted, tails, heirs, ancestors, depth, limit)
+        if k in separate:
+            own = own_stream = len(tails) if own_stream < 0 else own_stream
+        else:
+            own = _stream_of(k, wanted, tails, heirs, ancestors, depth, limit, own_stream)
         before = tails[own : own + 1]
         covered = ancestors[before[0]] if before else 0
         for earlier in wanted:
@@ -95,16 +115,18 @@ def assign_streams(dependencies: Sequence[Sequence[int]], limit: int) -> GraphSt
     return GraphStreams(stream, waits, max(depth, default=0))
 
 
-def _heirs(dependencies: Sequence[Sequence[int]]) -> list[int]:
-    """For each task the one that continues its stream: of its dependents the one with the longest
-    path behind it; -1 without dependents.
+def _heirs(dependencies: Sequence[Sequence[int]], apart: Sequence[int]) -> list[int]:
+    """For each task the one that continues its stream: of its dependents, but for those `apart`,
+    the one with the longest path behind it; -1 without any.
     """
+    separate = set(apart)
     heirs = [-1] * len(dependencies)
     height = [1] * len(dependencies)
     for k in reversed(range(len(dependencies))):  # so that of equals the first is taken
         for earlier in dependencies[k]:
             if height[k] + 1 >= height[earlier]:
-                height[earlier], heirs[earlier] = height[k] + 1, k
+                height[earlier] = height[k] + 1
+                heirs[earlier] = heirs[earlier] if k in separate else k
     return heirs
 
 
@@ -116,11 +138,13 @@ def _stream_of(
     ancestors: Sequence[int],
     depth: Sequence[int],
     limit: int,
+    taken: int,
 ) -> int:
     """The stream of task k: that of the task whose heir it is; else one that adds no wait, a new
-    one where there is none; else the one with the shortest path so far.
+    one where there is none; else the one with the shortest path so far. The stream `taken`, if any,
+    is that of the tasks apart.
     """
-    streams = range(len(tails))
+    streams = [one for one in range(len(tails)) if one != taken]
     inherited = [one for one in streams if heirs[tails[one]] == k and tails[one] in wanted]
     if inherited:
         return max(inherited, key=lambda one: depth[tails[one]])
@@ -131,6 +155,6 @@ def _stream_of(
     free = [one for one in open_streams if before >> tails[one] & 1]
     if free:
         return max(free, key=lambda one: depth[tails[one]])
-    if len(tails) < limit:
+    if len(streams) < limit:
         return len(tails)
     return min(open_streams or streams, key=lambda one: depth[tails[one]])

@@ -91,6 +91,8 @@ class PythonStep:
             self.why = (
                 f"{target} has no kernel {op.kernel}{of}; {op.name} falls back to numpy on the host"
             )
+            if op.communicates:
+                self.why = f"{op.name} exchanges arrays of the host"
             self._call = numpy_form(step)
         elif op.runs_python:
             self.kind, self.why = "python", f"{op.name} runs Python"

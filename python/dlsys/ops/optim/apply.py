@@ -63,6 +63,8 @@ class RuleOp(Op):
         self._defaults = {**_SHARED, **rule.attributes}
         self._states = count * (1 + len(rule.slots))
         self.writes = tuple(range(self._states))
+        if not rule.beside:
+            self.descends_by = tuple(range(self._states, self._states + count))
         self._plain = self._states + count + rule.takes_rate  # inputs before step, count and scale
         self.any_dtype = (self._plain, self._plain + 1)
         self.signature = _signature(rule, count)
@@ -157,6 +159,11 @@ class RuleOp(Op):
                 rule.apply(states, g, s[0], attrs, now)
                 if states[0] is not stored:
                     np.copyto(stored, states[0], casting="same_kind")
+
+    def counter(self, node: Node) -> Node | None:
+        """The node that counts runs, of an update in the last of every so many runs only."""
+        given = node.attrs.get("given", ())
+        return node.inputs[self._plain + given.index("count")] if "count" in given else None
 
     def scalars(self, node: Node) -> tuple[Any]:
         return (options_of(self.rule, node.attrs),)

@@ -1,0 +1,178 @@
+"""Data parallelism: each rank computes the gradients of its share of a batch, and updates use the
+mean of all ranks' gradients, so that Parameters stay equal on all of them.
+
+Gradients are reduced in buckets, in the order in which backward completes them, so that the first
+buckets travel while the rest is computed; the first bucket is small, so that it leaves early. A
+gradient that flows on to other gradients stays the rank's own there: what reads it beyond the
+backward pass, updates and the norm that clips them, reads the mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import GraphError
+from ..graph.lines import attributed_to
+from ..graph.node import Node, find_topo_sort, hooks
+from ..ops.leaf import Parameter
+from ..ops.optim.apply import RuleOp
+from ..passes.pipeline import Options, Pass
+from ..runtime.target import target_of
+from ..settings import settings
+from .collectives import bucket_op
+from .group import LINE, Group, without_line
+from .shard import Shard
+
+FIRST_BUCKET = 1 << 20  # bytes
+BUCKET = 25 << 20  # bytes
+_SEEDS = 0x9E3779B97F4A7C15  # odd: the keys of 2^64 ranks differ
+
+Told = dict[str, list[str]]
+
+
+class DataParallel:
+    """What an executor does for a group of ranks: two passes, and a check before each run."""
+
+    def __init__(self, group: Group, ctx: Any, parameters: Sequence[Parameter]) -> None:
+        if not isinstance(group, Group):
+            raise GraphError(f"Executor: group is one of dist.init(), got {group!r}")
+        self._group, self._ctx = group, ctx
+        self._shared = [parameter for parameter in parameters if not parameter.of_rank]
+        self._shards = [parameter for parameter in parameters if isinstance(parameter, Shard)]
+        self._told: dict[Hashable, tuple[int, Told]] = {}
+        self.passes = (
+            Pass("rank_keys", self._draw_apart, position=3),
+            Pass("reductions", self._reduce, position=6),
+        )
+        group.connect(ctx)
+
+    def before_run(self, key: Hashable, specs: Callable[[], Mapping[Node, Any]]) -> None:
+        """Returns where all ranks are about to run the same graph on feeds of the same shapes;
+        CommunicationError on all ranks, with the first difference, where they are not. Before the
+        first run all ranks take over rank 0's Parameters.
+        """
+        first = not self._told
+        if key not in self._told:
+            told = _told(specs(), self._ctx)
+            text = "\n".join(without_line(line) for lines in told.values() for line in lines)
+            digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+            self._told[key] = digest, told
+        self._group.check()
+        self._group.agree(*self._told[key])
+        if first:
+            self._share_state()
+        for part in self._shards:
+            part.refresh()
+
+    def _share_state(self) -> None:
+        values = [parameter.asnumpy() for parameter in self._shared]
+        own = np.array([zlib.crc32(np.ascontiguousarray(x).data) for x in values], np.int64)
+        same = (self._group.all_gather(own) == own).all()
+        if self._group.all_reduce(np.array([int(same)], np.int32), "min")[0]:
+            return
+        for parameter, value in zip(self._shared, values):
+            parameter.set(self._group.broadcast(value))
+
+    # ---- the passes, over the executor's own graph ----
+    def _draw_apart(self, fetches: Sequence[Node], options: Options) -> list[Node]:
+        """Gives random nodes keys of the rank, so that no two ranks drop the same units. Rank 0
+        draws what a run without a group does.
+        """
+        for node in find_topo_sort(fetches):
+            if node.op.random and "seed" in node.attrs and self._group.rank:
+                seed = (node.attrs["seed"] + self._group.rank * _SEEDS) % (1 << 63)
+                node.attrs = {**node.attrs, "seed": seed}
+        return list(fetches)
+
+    def _reduce(self, fetches: Sequence[Node], options: Options) -> list[Node]:
+        order = find_topo_sort(fetches)
+        rounds: dict[Node, tuple[Node | None, int]] = {}  # of each gradient: when it is used
+        for node in order:
+            for k in node.op.descends_by:
+                gradient = node.inputs[k]
+                if not (gradient.op.constant_fill or gradient.op.communicates):
+                    rounds[gradient] = _round(node)
+        reduced: dict[Node, Node] = {}
+        for bucket in _buckets(rounds):
+            count, every = rounds[bucket[0]]
+            with attributed_to(bucket[-1], backward=True):
+                options_of = {} if count is None else {"count": count, "every": every}
+                made = bucket_op(len(bucket))(
+                    *bucket, group=self._group, op="mean", name="gradients", **options_of
+                )
+            made.number = bucket[-1].number  # so that it is scheduled as soon as they are there
+            values = [made] if len(bucket) == 1 else [made[k] for k in range(len(bucket))]
+            reduced.update(zip(bucket, values))
+        within = set(find_topo_sort(list(rounds))) if rounds else set()
+        for node in order:
+            if node not in within and not reduced.keys().isdisjoint(node.inputs):
+                node.inputs = [reduced.get(x, x) for x in node.inputs]
+        return list(fetches)
+
+
+def _round(update: Node) -> tuple[Node | None, int]:
+    """The counter of runs and how many make a round, of an update at the end of rounds only."""
+    assert isinstance(update.op, RuleOp)
+    return update.op.counter(update), update.attrs.get("every", 1)
+
+
+def _buckets(rounds: Mapping[Node, Any]) -> list[list[Node]]:
+    """The gradients in the order of their making, which is that of backward, cut into buckets."""
+    found: list[list[Node]] = []
+    kind: Any = None
+    nbytes, limit = 0, FIRST_BUCKET
+    for node in sorted(rounds, key=lambda node: node.number):
+        own = node.spec.dtype, *rounds[node]
+        if not found or nbytes + node.spec.nbytes > limit or not _same(own, kind):
+            limit = BUCKET if found else FIRST_BUCKET
+            found.append([])
+            nbytes, kind = 0, own
+        found[-1].append(node)
+        nbytes += node.spec.nbytes
+    return found
+
+
+def _same(a: tuple, b: tuple) -> bool:
+    return a[0] == b[0] and a[1] is b[1] and a[2] == b[2]
+
+
+# ---- what ranks compare ----
+def _told(specs: Mapping[Node, Any], ctx: Any) -> Told:
+    """The lines by which ranks compare feeds, settings and graphs."""
+    numbers = {node: k for k, node in enumerate(specs)}
+    feeds = [f"{x.name} {spec}" for x, spec in _described(specs) if x.op.leaf == "feed"]
+    rules = f"{target_of(ctx).name}, DLSYS_FUSION={settings.fusion}"
+    graph = []
+    for node, spec in _described(specs):
+        inputs = " ".join(f"#{numbers[x]}" for x in node.inputs)
+        attrs = ", ".join(f"{key}={_value(node.attrs[key])}" for key in sorted(node.attrs))
+        name = f" {node.name}" if node.op.leaf == "state" else ""
+        graph.append(f"{node.op.name}{name} {spec} of {inputs} {attrs}{LINE}{node.where}]")
+    return {"feeds": feeds, "settings": [rules], "graph": graph}
+
+
+def _described(specs: Mapping[Node, Any]) -> list[tuple[Node, str]]:
+    def text(spec: Any) -> str:
+        return f"{spec.dtype} {spec.shape}"
+
+    return [
+        (node, " and ".join(map(text, spec)) if node.op.outputs != 1 else text(spec))
+        for node, spec in specs.items()
+    ]
+
+
+def _value(value: Any) -> str:
+    """An attribute as ranks compare it: a group by its size, an array by its checksum."""
+    if isinstance(value, Group):
+        return f"{value.size} ranks"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape} {zlib.crc32(np.ascontiguousarray(value).data):x}"
+    return repr(value)
+
+
+hooks["data_parallel"] = DataParallel

@@ -1,0 +1,438 @@
+"""What each rank of test_ranks does: `python ranks.py CASE ...` under mpiexec. Rank 0 prints a JSON
+object that maps each case to "" or to what went wrong on the first rank on which it did.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from dlsys import autodiff as ad
+from dlsys import data, dist, nn, optim, train
+from dlsys import functional as F
+from dlsys.errors import CommunicationError
+from dlsys.ndarray import cpu
+from dlsys.runtime.device import unavailable
+
+TIMEOUT = 20.0
+world = dist.init(timeout=float(os.environ.get("RANKS_TIMEOUT", TIMEOUT)))
+rank, size = world.rank, world.size
+DEVICES = [None] + [cpu(0)] * (unavailable(cpu(0)) is None)
+Arrays = Any
+
+
+def parts(x: Arrays) -> list[Arrays]:
+    """The equal parts of an array for the ranks."""
+    return np.split(x, size)
+
+
+# ---- collectives ----
+def expected(name: str, all_x: Arrays) -> Arrays:
+    """What a collective gives this rank, by numpy from all ranks' arrays."""
+    total = all_x.sum(axis=0)
+    return {
+        "sum": total,
+        "mean": all_x.mean(axis=0),
+        "max": all_x.max(axis=0),
+        "min": all_x.min(axis=0),
+        "all_gather": np.concatenate(list(all_x)),
+        "reduce_scatter": parts(total)[rank],
+        "reduce_scatter_mean": parts(total / size)[rank],
+        "broadcast": all_x[1],
+        "reduce": total * (rank == 1),
+        "all_to_all": np.concatenate([parts(x)[rank] for x in all_x]),
+        "send_recv": all_x[(rank - 1) % size] if rank < size - 1 or size == 2 else 0 * total,
+    }[name]
+
+
+def collectives(x: ad.Node, mean: bool = True) -> dict[str, ad.Node]:
+    """A ring of sends, whose last rank of more than two gets nothing, and all others."""
+    ops = ["sum", "max", "min", *["mean"] * mean]
+    scattered = {"reduce_scatter_mean": "mean"} if mean else {}
+    ring = [(k, (k + 1) % size) for k in range(size) if size == 2 or (k + 1) % size < size - 1]
+    found = {op: dist.all_reduce_op(x, group=world, op=op) for op in ops}
+    found |= {name: dist.reduce_scatter_op(x, group=world, op=op) for name, op in scattered.items()}
+    return found | {
+        "all_gather": dist.all_gather_op(x, group=world),
+        "reduce_scatter": dist.reduce_scatter_op(x, group=world),
+        "broadcast": dist.broadcast_op(x, group=world, root=1),
+        "reduce": dist.reduce_op(x, group=world, root=1),
+        "all_to_all": dist.all_to_all_op(x, group=world),
+        "send_recv": dist.send_recv_op(x, group=world, pairs=ring),
+    }
+
+
+def case_collectives() -> None:
+    """Values of every dtype that a collective takes, on numpy and the CPU."""
+    for dtype in (np.float32, np.float64, np.float16, np.int64, np.int32):
+        all_x = np.arange(size * 24).reshape(size, 8, 3) % 37 - 11
+        all_x = all_x.astype(dtype)
+        x = ad.Variable("x", (8, 3), dtype)
+        nodes = collectives(x, mean=np.dtype(dtype).kind == "f")
+        for ctx in DEVICES:
+            if ctx is not None and dtype == np.float64:
+                continue
+            found = ad.Executor(list(nodes.values()), ctx).run({x: all_x[rank]}, True)
+            for name, got in zip(nodes, found):
+                wanted = expected(name, all_x)
+                assert got.dtype == dtype and got.shape == wanted.shape, (name, got.dtype)
+                np.testing.assert_allclose(got, wanted, rtol=1e-3, err_msg=name)
+
+
+def case_gradients() -> None:
+    """<dy, f(x)> summed over ranks has the gradient that finite differences give: collectives are
+    linear, so one difference of any size does.
+    """
+    rng = np.random.default_rng(1)
+    x = ad.Variable("x", (8, 3), np.float64)
+    for name, y in collectives(x).items():
+        if name in ("max", "min"):
+            continue
+        all_x, all_d = rng.normal(size=(2, size, 8, 3))
+        weights = rng.normal(size=(size, 8 * size, 3))[rank]
+        loss = F.sum(y * ad.constant(weights[: y.shape[0]]))
+        (dx,) = ad.gradients(loss, [x])
+        executor = ad.Executor([loss, dx])
+        before, gradient = executor.run({x: all_x[rank]})
+        after, _ = executor.run({x: (all_x + all_d)[rank]})
+        change = world.all_reduce(after - before)
+        told = world.all_reduce(np.sum(gradient * all_d[rank]))
+        np.testing.assert_allclose(told, change, rtol=1e-10, err_msg=name)
+
+
+def case_host_arrays() -> None:
+    assert world.all_gather(np.float32(rank)).tolist() == [*range(size)]
+    assert world.all_reduce(np.float32(rank), "max").shape == ()
+    assert world.broadcast(np.array([rank]), 1)[0] == 1
+    assert world.local_rank == rank
+    half = world.split(rank % 2)
+    assert half.size == size // 2 and half.all_reduce(np.int64(rank)) == rank % 2 * half.size + (
+        half.size * (half.size - 1)
+    )
+    world.barrier()
+
+
+# ---- data parallelism ----
+def network(seed: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32, rng=seed), nn.ReLU(), nn.Linear(32, 4, rng=seed + 1))
+
+
+def steps(ctx: Any, group: Any, optimizer: Any, **options: Any) -> tuple[Arrays, list[Arrays], str]:
+    """The losses and Parameters of a few steps, alone or of a group, from other weights on each
+    rank; and the report.
+    """
+    rng = np.random.default_rng(0)
+    xs, ys = rng.normal(size=(6, 24, 16)).astype(np.float32), rng.integers(0, 4, (6, 24))
+    x, y = ad.Variable("x", (None, 16)), ad.Variable("y", (None,), np.int64)
+    model = network(1 + (0 if group is None else 10 * group.rank))
+    loss = F.cross_entropy(model(x), y)
+    update = optimizer.minimize(loss, model.parameters())
+    executor = ad.Executor([loss, update], ctx, group=group, **options)
+    losses = []
+    for batch, labels in zip(xs, ys):
+        if group is not None:
+            batch, labels = parts(batch)[rank], parts(labels)[rank]
+        mean = executor.run({x: batch, y: labels}, True)[0]
+        losses.append(mean if group is None else group.all_reduce(mean, "mean"))
+    return np.array(losses), [p.asnumpy() for p in model.parameters()], str(executor.report())
+
+
+def case_data_parallel() -> None:
+    """Losses are those of one rank with the batch of all, and Parameters equal to the last bit."""
+    makers: list[Callable[[], Any]] = [
+        lambda: optim.Adam(1e-2, clip_norm=0.5),
+        lambda: optim.SGD(0.1, momentum=0.9, weight_decay=0.01),
+        lambda: optim.SGD(0.1, accumulate=3, ema=0.9),
+    ]
+    for ctx in DEVICES:
+        for maker in makers:
+            alone, wanted, _ = steps(ctx, None, maker())
+            together, got, report = steps(ctx, world, maker())
+            np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6)
+            for a, b in zip(got, wanted):
+                np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+                assert (world.all_gather(a) == a).all(), "ranks differ"
+            assert ctx is None or "all_reduce exchanges" in report, report
+
+
+def case_accumulation_reduces_once_a_round() -> None:
+    for accumulate, wanted in ((1, 6), (3, 2)):
+        with mock.patch.object(world, "reduce_into", wraps=world.reduce_into) as reductions:
+            steps(None, world, optim.SGD(0.1, accumulate=accumulate))
+        sizes = [call.args[0].size for call in reductions.call_args_list]
+        assert sum(size > 2 for size in sizes) == wanted, sizes
+
+
+def case_shared_gradient() -> None:
+    """A gradient that flows on into others stays the rank's own there."""
+    x = ad.Variable("x", (2, 3))
+    w, b = ad.Parameter(np.ones((3, 2), np.float32), "w"), ad.Parameter(np.ones((2, 2), "f"), "b")
+    loss = F.sum((x @ w + b) ** 2)  # b's gradient is that of the sum, which w's is made of
+    executor = ad.Executor([optim.SGD(0.1).minimize(loss, [w, b])], group=world)
+    all_x = np.random.default_rng(5).normal(size=(size, 2, 3)).astype(np.float32)
+    executor.run({x: all_x[rank]})
+    dys = 2 * (all_x @ np.ones((3, 2), np.float32) + 1)
+    np.testing.assert_allclose(b.asnumpy(), 1 - 0.1 * dys.mean(0), rtol=1e-5)
+    dw = np.mean([a.T @ dy for a, dy in zip(all_x, dys)], axis=0)
+    np.testing.assert_allclose(w.asnumpy(), 1 - 0.1 * dw, rtol=1e-5)
+
+
+def case_buckets() -> None:
+    """Gradients larger than a bucket take several, in the order of backward."""
+    widths = [64, 600, 600, 600, 8]
+    layers = [nn.Linear(a, b, rng=0) for a, b in zip(widths, widths[1:])]
+    x = ad.Variable("x", (4, 64))
+    model = nn.Sequential(*layers)
+    update = optim.SGD(0.1).minimize(F.sum(model(x)), model.parameters())
+    plan = ad.Executor([update], group=world).plan({x: (4, 64)})
+    found = [step.node for step in plan.steps if step.node.op.communicates]
+    shapes = [[value.shape for value in node.inputs] for node in found]
+    assert len(found) == 2 and shapes[0][0] == (8, 600), shapes
+    last = [k for k, step in enumerate(plan.steps) if step.node.op.communicates]
+    assert last[0] < len(plan.steps) // 2, "the first bucket leaves before backward ends"
+
+
+def case_random_numbers() -> None:
+    """Ranks drop other units, rank 0 those of a run alone."""
+    masks = []
+    for group in (world, None):
+        ad.seed(3)
+        w = ad.Parameter(np.ones((1, 64), np.float32), "w")
+        y = ad.dropout(w * 1.0, 0.5)
+        loss = F.sum(y)
+        masks.append(
+            ad.Executor([y, optim.SGD(0.0).minimize(loss, [w])], group=group).run()[0] != 0
+        )
+    shared = world.all_gather(masks[0])
+    assert len({row.tobytes() for row in shared}) == size
+    assert (shared[0] == masks[1]).all()
+
+
+def case_shards() -> None:
+    """Each rank keeps a part of the optimizer's state, and losses are those of one rank."""
+    makers: list[Callable[[Any], Any]] = [
+        lambda shard: optim.Adam(1e-2, clip_norm=0.5, shard=shard),
+        lambda shard: optim.AdamW(1e-2, ema=0.9, shard=shard),
+        lambda shard: optim.SGD(0.1, momentum=0.9, shard=shard),
+    ]
+    for ctx, maker in itertools.product(DEVICES, makers):
+        alone, wanted, _ = steps(ctx, None, maker(None))
+        optimizer = maker(world)
+        together, got, _ = steps(ctx, world, optimizer)
+        np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6)
+        for a, b in zip(got, wanted):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+        for parameter, slots in optimizer.slots.items():
+            for slot in slots.values():
+                assert slot.shape == (-(-np.prod(parameter.shape) // size),)
+                assert slot.asnumpy().shape == parameter.shape
+
+
+def case_shards_saved() -> None:
+    """The state of an optimizer is complete and the same as without shards; setting it sets all."""
+    states, after = [], []
+    for shard in (None, world):
+        optimizer = optim.Adam(1e-2, shard=shard)
+        _, parameters, _ = steps(None, world, optimizer)
+        state = optimizer.state_dict()
+        states.append(state)
+        optimizer.load_state_dict({name: value * 2 for name, value in state.items()})
+        after.append(optimizer.state_dict())
+    for found in (states, after):
+        assert found[0].keys() == found[1].keys()
+        for name, value in found[0].items():
+            np.testing.assert_allclose(found[1][name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def case_shards_in_fit() -> None:
+    """A checkpoint of shards is one without them, and goes on either way."""
+    folder = shared_folder()
+    fitted(folder, 1, "data", optimizer=optim.Adam(1e-2, shard=world))
+    history, model = fitted(folder, 2, "data", optimizer=optim.Adam(1e-2))
+    folder = shared_folder()
+    fitted(folder, 1, "data", optimizer=optim.Adam(1e-2))
+    other, wanted = fitted(folder, 2, "data", optimizer=optim.Adam(1e-2, shard=world))
+    for p, q in zip(model.parameters(), wanted.parameters()):
+        np.testing.assert_allclose(p.asnumpy(), q.asnumpy(), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(history.epochs[1]["loss"], other.epochs[1]["loss"], atol=1e-6)
+
+
+# ---- disagreement ----
+def refused(make: Callable[[], Any], part: str) -> None:
+    """All ranks get the same sentence, which has this part."""
+    try:
+        make()
+    except CommunicationError as error:
+        assert part in str(error), str(error)
+        assert len(set(world.objects(str(error)))) == 1
+        return
+    raise AssertionError("nothing was refused")
+
+
+def trained(shape: tuple[int, int] = (4, 2), dtype: Any = np.float32, mean: bool = False) -> Any:
+    x, w = ad.Variable("x"), ad.Parameter(np.ones(shape, dtype), "w", dtype=dtype)
+    y = x @ w
+    loss = F.mean(y) if mean else F.sum(y)
+    executor = ad.Executor([loss, optim.SGD(0.1).minimize(loss, [w])], group=world)
+    return lambda rows=4: executor.run({x: np.ones((rows, 4), dtype)})
+
+
+def case_disagreement() -> None:
+    other = rank == 1
+    refused(trained(shape=(4, 3) if other else (4, 2)), "it has Parameter w float32 (4, 3)")
+    refused(trained(dtype=np.float64 if other else np.float32), "feeds: it has x float64 (4, 4)")
+    refused(trained(mean=other), "it has mean float32 ()")
+    run = trained()
+    run()
+    refused(lambda: run(6 if other else 4), "it has x float32 (6, 4), where rank 0 has x float32")
+    run()  # and goes on
+
+
+# ---- fit ----
+def fitted(
+    folder: str,
+    epochs: int,
+    parallel: str | None,
+    *callbacks: train.Callback,
+    optimizer: Any = None,
+) -> Any:
+    """The history and model of a run that keeps checkpoints, and goes on from those it finds."""
+    rng = np.random.default_rng(0)
+    samples = rng.normal(size=(80, 1, 6, 6)).astype(np.float32), rng.integers(0, 4, 80)
+    loader = data.Loader(samples, 12, shuffle=True, seed=3, drop_last=True)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 16, rng=1), nn.ReLU(), nn.Linear(16, 4, rng=2)
+    )
+    found = folder if (Path(folder) / "last.safetensors").exists() else None
+    history = train.fit(
+        model, loader, optimizer or optim.Adam(1e-2), epochs=epochs, log_every=4, quiet=True, resume=found,
+        parallel=parallel, callbacks=[train.Checkpoint(folder, steps=2), *callbacks],
+    )  # fmt: skip
+    return history, model
+
+
+def shared_folder() -> str:
+    """A new folder that all ranks know."""
+    return world.objects(tempfile.mkdtemp() if rank == 0 else "")[0]
+
+
+def case_fit() -> None:
+    """One logical run: the same losses, metrics and weights as of one rank."""
+    history, model = fitted(shared_folder(), 2, "data")
+    with tempfile.TemporaryDirectory() as folder:
+        alone, wanted = fitted(folder, 2, None)
+    for got, record in zip(history.epochs, alone.epochs):
+        for figure in ("loss", "accuracy", "step"):
+            np.testing.assert_allclose(got[figure], record[figure], rtol=0, atol=1e-6)
+    for p, q in zip(model.parameters(), wanted.parameters()):
+        np.testing.assert_allclose(p.asnumpy(), q.asnumpy(), rtol=0, atol=1e-6)
+
+
+def case_runs_from_other_steps() -> None:
+    """A rank that does not find the checkpoint that the others go on from is told of."""
+    folder = shared_folder()
+    fitted(folder, 1, "data")
+    refused(
+        lambda: fitted(folder if rank != 1 else tempfile.mkdtemp(), 2, "data"),
+        "rank 1 differs from rank 0 in its steps so far: it has 0, where rank 0 has 6",
+    )
+
+
+def case_running_statistics() -> None:
+    """Those of a saved model are the means of the ranks', equal on all."""
+    rng = np.random.default_rng(0)
+    samples = rng.normal(size=(16, 3)).astype(np.float32), rng.integers(0, 2, 16)
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2, rng=0))
+    train.fit(model, data.Loader(samples, 8), optim.SGD(0.0), quiet=True, parallel="data")
+    norm = model.state_dict()
+    name = next(name for name in norm if "mean" in name)
+    assert (world.all_gather(norm[name]) == norm[name]).all()
+    means = [x.mean(axis=0) for x in np.split(samples[0], 2)]
+    np.testing.assert_allclose(norm[name], 0.9 * 0.1 * means[0] + 0.1 * means[1], rtol=1e-4)
+
+
+def case_loaders() -> None:
+    """The shares of a batch, joined, are the batch, for both loaders."""
+    images = np.arange(48, dtype=np.float32).reshape(24, 2)
+    for kind in (data.Loader, data.DeviceLoader):
+        loader: Any = kind((images, np.arange(24)), 4 * size, shuffle=True, seed=2)
+        share = loader.shard(rank, size)
+        for part, batch in zip(share.batches(1), loader.batches(1)):
+            joined = np.concatenate([*world.all_gather(np.asarray(part[0]))])
+            assert (joined == batch[0]).all()
+    for ctx in DEVICES:
+        loader = data.DeviceLoader((images, np.arange(24)), 4 * size, shuffle=True, seed=2)
+        share = loader.shard(rank, size)
+        run = ad.Executor([*share.inputs(), share.advance], ctx).run
+        for batch in loader.batches(0):
+            got = run({}, True)
+            assert (np.concatenate([*world.all_gather(got[0])]) == batch[0]).all()
+
+
+# ---- programs of their own, whose end is looked at ----
+class Kill(train.Callback):
+    """Ends a rank in a step as `kill -9` does, once."""
+
+    def __init__(self, text: str, folder: str) -> None:
+        self._rank, self._step = map(int, text.split(":"))
+        self._done = Path(folder) / f"killed {text}"
+
+    def on_step(self, run: Any) -> None:
+        if rank == self._rank and run.step == self._step and not self._done.exists():
+            self._done.touch()
+            os.kill(os.getpid(), 9)
+
+
+def program_fit(folder: str, kill: str = "-1:0") -> None:
+    """Four epochs, in which a rank may die; rank 0 prints the losses."""
+    history, _ = fitted(folder, 4, "data", Kill(kill, folder))
+    if rank == 0:
+        print(json.dumps([record["loss"] for record in history.epochs]), flush=True)
+
+
+def program_hang() -> None:
+    run = trained()
+    run()
+    if rank == 1:
+        time.sleep(60)
+    run()
+
+
+def program_raise() -> None:
+    run = trained()
+    run()
+    if rank == 1:
+        raise ValueError("of rank 1 alone")
+    run()
+
+
+def outcomes(names: list[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        fault = ""
+        try:
+            globals()[f"case_{name}"]()
+        except Exception:
+            fault = f"rank {rank}: {traceback.format_exc()}"
+        found[name] = next(filter(None, world.objects(fault)), "")
+    return found
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "program":
+        globals()[f"program_{sys.argv[2]}"](*sys.argv[3:])
+    else:
+        result = outcomes(sys.argv[1:])
+        if rank == 0:
+            print(json.dumps(result), flush=True)

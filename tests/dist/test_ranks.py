@@ -1,0 +1,208 @@
+"""Ranks over MPI: collectives, data parallelism, one training run of several ranks, and its end.
+
+Every case of ranks.py is a test for 2 and for 4 ranks; the cases of one number of ranks run in one
+start of MPI, since most of their time is the interpreter's start.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from dlsys import autodiff as ad
+from dlsys import data, dist
+from dlsys.dist.launch import main
+from dlsys.errors import CommunicationError, DataError, GraphError, ShapeError
+from support.devices import slow
+
+HERE = Path(__file__).resolve().parent
+RANKS = HERE / "ranks.py"
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+missing = [name for name in ("mpi4py",) if find_spec(name) is None]
+missing += [] if MPIEXEC.exists() else ["mpiexec"]
+needs_mpi = unittest.skipIf(
+    missing, f"not here: {' and '.join(missing)}; pip install 'mpi4py' 'mpich'"
+)
+CASES = re.findall(r"^def case_(\w+)", RANKS.read_text(), re.M)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """One thread a rank, and this package."""
+    path = str(Path(dist.__file__).parents[2])
+    return os.environ | {
+        "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "DLSYS_THREADS": "1", **more,
+    }  # fmt: skip
+
+
+def run(*command: object, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*map(str, command)], env=environment(**more), capture_output=True, text=True, timeout=120
+    )
+
+
+@functools.cache
+def outcomes(ranks: int) -> dict[str, str]:
+    """What went wrong in each case, "" where nothing did."""
+    done = run(MPIEXEC, "-n", ranks, sys.executable, RANKS, *CASES)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        return dict.fromkeys(CASES, f"status {done.returncode}: {done.stdout}{done.stderr}")
+    return json.loads(lines[-1])
+
+
+@needs_mpi
+class TwoRanks(unittest.TestCase):
+    ranks = 2
+
+    def look(self, case: str) -> None:
+        self.assertEqual(outcomes(self.ranks)[case], "")
+
+
+@needs_mpi
+class FourRanks(TwoRanks):
+    ranks = 4
+
+
+for case in CASES:
+    setattr(TwoRanks, f"test_{case}", functools.partialmethod(TwoRanks.look, case))
+
+
+def launched(ranks: int, *arguments: object, restarts: int = 0, **more: str) -> tuple[int, str]:
+    """The status and all output of a program of ranks.py under `launch`."""
+    launch = [sys.executable, "-m", "dlsys.dist", "launch", "-n", ranks, "--restarts", restarts]
+    done = run(*launch, RANKS, "program", *arguments, **more)
+    return done.returncode, done.stdout + done.stderr
+
+
+def losses(output: str) -> list[float]:
+    """What program_fit prints."""
+    return json.loads(next(line for line in output.splitlines() if line.startswith("[")))
+
+
+@slow
+@needs_mpi
+class Ends(unittest.TestCase):
+    """A run that a rank ends early, and its resumption."""
+
+    def test_ranks_are_killed_and_others_go_on_with_their_checkpoint(self) -> None:
+        """4, then 2, then 3 ranks, started again, with the losses of one; none is left running."""
+        with tempfile.TemporaryDirectory() as folder:
+            status, output = launched(4, "fit", folder, "2:9")
+            self.assertNotEqual(status, 0)
+            self.assertIn("dlsys.dist: rank 2 was ended by SIGKILL; all ranks end", output)
+            status, output = launched(2, "fit", folder, "0:15")
+            self.assertNotEqual(status, 0)
+            self.assertIn("dlsys.dist: rank 0 was ended by SIGKILL; all ranks end", output)
+            status, output = launched(3, "fit", folder, "1:21", restarts=2)
+            self.assertEqual(status, 0, output)
+            self.assertIn("; start 2 of at most 3", output)
+            self.assertNotIn("start 3", output)
+            found = subprocess.run(["pgrep", "-f", folder], capture_output=True, text=True)
+            self.assertEqual(found.stdout, "")
+        with tempfile.TemporaryDirectory() as folder:
+            alone = run(sys.executable, RANKS, "program", "fit", folder)
+        np.testing.assert_allclose(losses(output), losses(alone.stdout), rtol=0, atol=1e-6)
+
+    def test_a_rank_that_does_not_come_is_named(self) -> None:
+        status, output = launched(4, "hang", RANKS_TIMEOUT="2")
+        self.assertNotEqual(status, 0)
+        self.assertRegex(
+            output, r"dlsys\.dist: rank 1 did not come to call \d+, all_reduce, within 2 s"
+        )
+
+    def test_an_error_of_one_rank_ends_all(self) -> None:
+        status, output = launched(2, "raise")
+        self.assertNotEqual(status, 0)
+        self.assertIn("ValueError: of rank 1 alone", output)
+        self.assertIn("dlsys.dist: rank 1 ended by ValueError; all ranks end", output)
+
+
+class Alone(unittest.TestCase):
+    """What one process says, with MPI or without."""
+
+    def test_a_world_of_one(self) -> None:
+        world = dist.init()
+        self.assertEqual((world.rank, world.size, world.local_rank), (0, 1, 0))
+        self.assertIs(world, dist.init())
+        x = ad.Variable("x", (4, 2))
+        nodes = [
+            dist.all_reduce_op(x, group=world, op="mean"), dist.all_gather_op(x, group=world),
+            dist.reduce_scatter_op(x, group=world), dist.broadcast_op(x, group=world),
+            dist.all_to_all_op(x, group=world), dist.reduce_op(x, group=world),
+            dist.send_recv_op(x, group=world, pairs=[(0, 0)]),
+        ]  # fmt: skip
+        values = np.arange(8, dtype=np.float32).reshape(4, 2)
+        for got in ad.Executor(nodes).run({x: values}):
+            np.testing.assert_array_equal(got, values)
+        self.assertEqual(world.all_reduce([1, 2]).tolist(), [1, 2])
+        self.assertEqual(world.objects("a"), ["a"])
+
+    def test_refusals(self) -> None:
+        world, x = dist.init(), ad.Variable("x", (3, 2), np.int64)
+        one: dict = {"group": world}
+        scalar = ad.Variable("s", ())
+        refused = [
+            (ShapeError, "floats for a mean", lambda: dist.all_reduce_op(x, op="mean", **one)),
+            (GraphError, "op must be sum, mean", lambda: dist.all_reduce_op(x, op="or", **one)),
+            (GraphError, "group must be a Group", lambda: dist.all_reduce_op(x, group=2)),
+            (ShapeError, "root is 1, but the", lambda: dist.broadcast_op(x, root=1, **one)),
+            (ShapeError, "an axis 0", lambda: dist.all_gather_op(scalar, **one)),
+            (ShapeError, "name ranks", lambda: dist.send_recv_op(x, pairs=[(0, 4)], **one)),
+            (GraphError, "once", lambda: dist.send_recv_op(x, pairs=[(0, 1), (0, 2)], **one)),
+            (CommunicationError, "timeout > 0", lambda: dist.init(timeout=0)),
+            (GraphError, "group is one of dist.init", lambda: ad.Executor([x], group=3)),
+        ]
+        for kind, text, call in refused:
+            with self.subTest(text), self.assertRaisesRegex(kind, text):
+                call()
+
+    def test_shares_that_do_not_divide(self) -> None:
+        samples = np.zeros((10, 3), np.float32), np.arange(10)
+        with self.assertRaisesRegex(DataError, "batches of 4 samples have no 3 equal shares"):
+            data.Loader(samples, 4).shard(0, 3)
+        with self.assertRaisesRegex(DataError, "a last batch of 1 samples have no 3 equal"):
+            data.Loader(samples, 9).shard(0, 3)
+        with self.assertRaisesRegex(DataError, "no rank 3 of 3"):
+            data.Loader(samples, 9, drop_last=True).shard(3, 3)
+        share = data.Loader(samples, 6).shard(1, 3)
+        self.assertEqual([y.tolist() for _, y in share], [[2, 3], [7]])
+
+    def test_variables_without_a_launcher(self) -> None:
+        program = "from dlsys import dist; dist.init()"
+        done = run(sys.executable, "-c", program, WORLD_SIZE="2", RANK="0")
+        self.assertIn("WORLD_SIZE is 2, but LOCAL_RANK, MASTER_ADDR, MASTER_PORT not", done.stderr)
+
+    def test_mpi_without_mpi4py(self) -> None:
+        program = "import sys; sys.modules['mpi4py'] = None; from dlsys import dist; dist.init()"
+        done = run(sys.executable, "-c", program, PMI_SIZE="2")
+        self.assertIn("needs mpi4py and MPI: pip install mpi4py mpich", done.stderr)
+
+    def test_launch_without_mpi(self) -> None:
+        done = run(
+            sys.executable, "-c",
+            "import sys; sys.executable = '/nowhere/python'; from dlsys.dist.launch import main; "
+            "sys.exit(main(['launch', '-n', '2', 'x.py']))", PATH="/nowhere",
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(
+            "there is no mpiexec, which starts the ranks: pip install mpi4py", done.stderr
+        )
+
+    def test_launch_refuses(self) -> None:
+        for arguments in (["launch", "-n", "0", "x.py"], ["launch", "-n", "2"], []):
+            with self.subTest(arguments), self.assertRaises(SystemExit):
+                main(arguments)
+
+
+if __name__ == "__main__":
+    unittest.main()
