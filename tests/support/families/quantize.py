@@ -88,7 +88,9 @@ def pooled(x: Array, size: Any, stride: int, padding: int = 0, dilation: int = 1
     ], 1)  # fmt: skip
 
 
-def added(a: Array, b: Array, scale_a: float, scale_b: float, offset: float, **bounds: int) -> Array:
+def added(
+    a: Array, b: Array, scale_a: float, scale_b: float, offset: float, **bounds: int
+) -> Array:
     total = np.round(a * scale_a + b * scale_b + offset)
     return np.clip(total, bounds.get("low", 0), bounds.get("high", 255)).astype(np.uint8)
 
@@ -99,7 +101,12 @@ def product(shape: Any, n: int, k: int, **attrs: Any) -> Case:
     def weights(rng: np.random.Generator, shape: Any) -> Array:
         return quantize.packed(rng.integers(-128, 128, (n, k)).astype(np.int8))
 
-    domain = (pixels, weights, classes(20_000, np.int32), lambda rng, shape: np.full(shape, 2.0**-11))
+    domain = (
+        pixels,
+        weights,
+        classes(20_000, np.int32),
+        lambda rng, shape: np.full(shape, 2.0**-11),
+    )
     packed = (-(-n // 16), -(-k // 4), 64)
     return case(shape, packed, (n,), (n,), domain=domain, **attrs)
 

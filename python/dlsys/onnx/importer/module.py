@@ -41,6 +41,13 @@ _SCALES = {
 }  # fmt: skip
 
 
+class _Programs(dict[Any, Any]):
+    """The programs of a quantized model by the signatures of feeds; a copy of the model has none."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Programs, ()
+
+
 class ImportedModel(Module):
     """A model that was read from an ONNX file: call it on Nodes or Tensors, or `run` it on arrays.
 
@@ -63,7 +70,7 @@ class ImportedModel(Module):
             for name, array in initializers.items()
             if array.dtype.name in STORED and name not in scales
         }
-        self._programs: dict[Any, Any] = {}
+        self._programs = _Programs()
         self._constants = {n: a for n, a in initializers.items() if n not in self.weights}
         self.inputs = [_value(v) for v in self.graph.input if v.name not in initializers]
         self.outputs = [_value(v) for v in self.graph.output]
@@ -106,7 +113,8 @@ class ImportedModel(Module):
                 f"{', '.join(sorted(needed))}"
             )
         for _, state in self.named_state():
-            state.to(ctx)
+            if (state.home if state.storage is None else state.storage.ctx) != ctx:
+                state.to(ctx)
         device = "numpy" if ctx is None else ctx
         made = self._in_integers(feeds, ctx)
         if made is not None:
