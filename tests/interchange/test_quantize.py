@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import unittest
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,10 @@ class Quantize(unittest.TestCase):
             np.testing.assert_array_equal(value, before[name])
 
     def test_refusals(self) -> None:
+        quantize = partial(dl.quantize, MODEL, LOADER)
         for message, kind, call in (
-            ("method must be one of minmax", GraphError, lambda: dl.quantize(MODEL, LOADER, method="best")),
-            ("percentile must be above 50", GraphError, lambda: dl.quantize(MODEL, LOADER, percentile=40)),
+            ("method must be one of minmax", GraphError, lambda: quantize(method="best")),
+            ("percentile must be above 50", GraphError, lambda: quantize(percentile=40)),
             ("expected a Loader", DataError, lambda: dl.quantize(MODEL, IMAGES)),
             ("no convolution and no linear", GraphError, lambda: dl.quantize(nn.ReLU(), LOADER)),
         ):  # fmt: skip
