@@ -1,7 +1,7 @@
 """Quantizes trained networks and holds their accuracy against float32, and times both beside ONNX
 Runtime on the CPU.
 
-    python benchmarks quantization --out FOLDER [--epochs 2] [--networks lenet,resnet,resnet50]
+    python benchmarks quantization --out FOLDER [--epochs 2] [--samples 20000] [--networks lenet,resnet,resnet50]
 
 LeNet-5 and the residual network are trained on MNIST, quantized by each method from 512 images of
 the training set, and evaluated on the test set; the accuracy may fall by 0.3 points. The files in
@@ -74,23 +74,28 @@ def accuracy(program: Any, images: np.ndarray, labels: np.ndarray) -> float:
     return round(float(np.mean(np.concatenate(parts) == labels)), 5)
 
 
-def trained(name: str, epochs: int) -> tuple[Any, Any, np.ndarray, np.ndarray]:
+def trained(name: str, epochs: int, samples: int) -> tuple[Any, Any, np.ndarray, np.ndarray]:
     """A network, a loader of 512 training images, and the test set as the network takes it."""
     sets = mnist_sets()
     model = NETWORKS[name](seed=0)
-    loader = data.Loader(sets.train, 100, shuffle=True)
+    some = (sets.train.images[:samples], sets.train.labels[:samples])
+    loader = data.Loader(some, 100, shuffle=True)
     train.fit(model, loader, optim.Adam(1e-3), epochs=epochs, ctx="cpu", quiet=True)
     images, labels = next(iter(data.Loader(sets.test, len(sets.test)).in_order()))
     few = data.Loader((sets.train.images[:512], sets.train.labels[:512]), 64)
     return model, few, np.asarray(images), np.asarray(labels)
 
 
-def prove(name: str, epochs: int) -> dict[str, Any]:
+def prove(name: str, epochs: int, samples: int) -> dict[str, Any]:
     """The accuracies of one network, and its latencies."""
     start = time.monotonic()
-    model, few, images, labels = trained(name, epochs)
+    model, few, images, labels = trained(name, epochs, samples)
     exact = dl.infer(model, ctx="cpu")
-    found: dict[str, Any] = {"epochs": epochs, "float32": accuracy(exact, images, labels)}
+    found: dict[str, Any] = {
+        "epochs": epochs,
+        "samples": samples,
+        "float32": accuracy(exact, images, labels),
+    }
     for method in METHODS:
         quantized = dl.quantize(model, few, method=method)
         found[method] = accuracy(dl.infer(quantized, ctx="cpu"), images, labels)
@@ -122,11 +127,13 @@ def main() -> int:
     """Returns 0 when all that is judged holds."""
     parser = measure.arguments(__doc__)
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=20_000, help="images that train")
     parser.add_argument("--networks", default="lenet,resnet,resnet50")
     options = parser.parse_args()
     networks: dict[str, Any] = {}
     for name in options.networks.split(","):
-        networks[name] = timed() if name == "resnet50" else prove(name, options.epochs)
+        given = (name, options.epochs, options.samples)
+        networks[name] = timed() if name == "resnet50" else prove(*given)
         print(name, measure.as_json(networks[name]), flush=True)
     ok = all(each["ok"] for each in networks.values())
     results = {"ok": ok, "threads": THREADS, "allowed_loss": LOSS, "networks": networks}

@@ -184,7 +184,7 @@ struct Images {
   HW in, out;
   WindowOptions windows;
   uint8_t pad;
-  const uint8_t* end;  // of the images
+  int64_t nbytes;  // of the images
 };
 
 // The inputs of one row of a window, columns from `first`.
@@ -224,13 +224,13 @@ struct Position {
 
 // Gather for windows of short rows without dilation: a copy of 16 bytes may read on within the
 // image and write on where the next row will be, or into kShort bytes of slack.
-DLSYS_INLINE bool GatherShort(const Images& g, const uint8_t* x, const uint8_t* end, int64_t top,
-                              int64_t left, int64_t row_bytes, uint8_t* to) {
+DLSYS_INLINE bool GatherShort(const Images& g, const uint8_t* x, int64_t top, int64_t left,
+                              int64_t row_bytes, uint8_t* to) {
   const uint8_t* from = x + (top * g.in.w + left) * g.channels;
   const int64_t pitch = g.in.w * g.channels, height = g.windows.size.h;
   const bool inside =
       top >= 0 && left >= 0 && top + height <= g.in.h && left + g.windows.size.w <= g.in.w;
-  if (!inside || from + (height - 1) * pitch + kShort > end) return false;
+  if (!inside || from + (height - 1) * pitch + kShort > g.x + g.nbytes) return false;
   for (int64_t r = 0; r < height; r++) memcpy(to + r * row_bytes, from + r * pitch, kShort);
   return true;
 }
@@ -245,7 +245,7 @@ void Gather(const Images& g, int64_t position, int64_t count, int64_t pitch, uin
     const int64_t top = at.i * g.windows.stride.h - g.windows.before.h;
     const int64_t left = at.j * g.windows.stride.w - g.windows.before.w;
     const uint8_t* x = g.x + at.image * Size(g.in) * g.channels;
-    if (is_short && GatherShort(g, x, g.end, top, left, row_bytes, to)) continue;
+    if (is_short && GatherShort(g, x, top, left, row_bytes, to)) continue;
     for (int64_t r = 0; r < g.windows.size.h; r++) {
       const int64_t h = top + r * g.windows.dilation.h;
       if (h < 0 || h >= g.in.h)
@@ -266,7 +266,7 @@ Images CheckedImages(const char* op, const DLArray* x, const DLArray* y,
                  {y->shape[1], y->shape[2]},
                  windows,
                  (uint8_t)pad,
-                 (const uint8_t*)x->data + Numel(x)};
+                 Numel(x)};
   const HW size = windows.size, dilation = windows.dilation;
   if (size.h < 1 || size.w < 1 || dilation.h < 1 || dilation.w < 1 || x->shape[0] != y->shape[0])
     Fail("%s: windows do not take %s to %s", op, ShapeText(x).c_str(), ShapeText(y).c_str());
