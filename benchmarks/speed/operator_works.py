@@ -787,7 +787,8 @@ WITHOUT = {
         "shuffled_index", "take_batch", "shuffled_batch", "shuffled_batch_labels",
     ), "takes batches of data on the device"),
     **dict.fromkeys((
-        "matmul_bias", "matmul_map", "matmul_gradient", "matmul_sums", "fused_cross_entropy",
+        "matmul_bias", "matmul_bias_both", "matmul_map", "matmul_gradient", "matmul_sums",
+        "fused_cross_entropy", "fused_row_normalize", "fused_row_normalize_gradient",
         "fused_sparse_cross_entropy", "pointwise", "conv2d_pool", "conv2d_pool_data_gradient",
         "conv2d_pool_filter_gradient", "conv2d_pool_filter_bias_gradient",
         "batch_normalize_map", "batch_normalize_map_gradient", "batch_normalize_map_sums",

@@ -21,7 +21,7 @@ _NAMES = {
     "eager.jit": "jit",
     "eager.random": "manual_seed rand randint randn",
     "eager.tensor": "Tensor apply",
-    "inference": "InferenceProgram infer",
+    "inference": "InferenceProgram QuantizedModel infer quantize",
     "autodiff": "Executor Node Op Parameter Variable gradients",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -42,4 +42,6 @@ from .eager.tensor import apply as apply
 
 __version__: str
 from .inference import InferenceProgram as InferenceProgram
+from .inference import QuantizedModel as QuantizedModel
 from .inference import infer as infer
+from .inference import quantize as quantize

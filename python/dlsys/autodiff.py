@@ -36,6 +36,7 @@ from .ops.optim.apply import *
 from .ops.optim.assign import *
 from .ops.pad import *
 from .ops.power import *
+from .ops.quantize import *
 from .ops.random.device_batch import *
 from .ops.random.sampling import *
 from .ops.reduce import *

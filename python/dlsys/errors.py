@@ -110,6 +110,9 @@ PACKAGES = {
     "matplotlib": "matplotlib", "PIL": "Pillow", "tensorboardX": "tensorboardX", "torch": "torch",
     "tiktoken": "tiktoken", "tokenizers": "tokenizers", "onnx": "onnx",
     "mpi4py": "mpi4py",
+    "skimage": "scikit-image", "sklearn": "scikit-learn",
+    "fastapi": "fastapi", "uvicorn": "uvicorn", "grpc": "grpcio", "google.protobuf": "protobuf",
+    "python_multipart": "python-multipart",
 }  # fmt: skip
 
 

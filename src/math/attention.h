@@ -34,8 +34,19 @@ struct AttentionLengths {
   }
 };
 
+// How an array (batch, heads, positions, size) lies in memory: strides in elements, that of `size`
+// is 1.
+struct AttentionLayout {
+  int64_t batch, head, position;
+
+  DLSYS_HD int64_t At(int64_t n, int64_t h, int64_t l) const {
+    return n * batch + h * head + l * position;
+  }
+};
+
 struct Attention {
   int64_t batch, heads, kv_heads, rows, columns, size, value_size;
+  AttentionLayout of_q, of_k, of_v, of_y;  // and of their gradients
   bool causal;
   float scale;
   AttentionMask mask;
@@ -78,33 +89,13 @@ struct AttentionScalars {
 };
 enum { kCausal = 1, kMasked = 2, kPadded = 4, kQueriesPadded = 8, kDrops = 16 };
 
-// Checks shapes and dtypes, and describes the problem. Arrays are contiguous.
-inline Attention CheckedAttention(const char* op, const DLArray* q, const DLArray* k,
-                                  const DLArray* v, const DLArrayList* optional,
-                                  const AttentionScalars& scalars) {
-  const int64_t *sq = q->shape, *sk = k->shape, *sv = v->shape;
-  const bool ranks = q->ndim == 4 && k->ndim == 4 && v->ndim == 4;
-  if (!ranks || sk[0] != sq[0] || sv[0] != sq[0] || sk[1] != sv[1] || sk[2] != sv[2] ||
-      sk[3] != sq[3] || (sk[1] == 0 ? sq[1] != 0 : sq[1] % sk[1] != 0))
-    Fail("%s: q %s, k %s and v %s do not fit", op, ShapeText(q).c_str(), ShapeText(k).c_str(),
-         ShapeText(v).c_str());
-  Attention p{sq[0],
-              sq[1],
-              sk[1],
-              sq[2],
-              sk[2],
-              sq[3],
-              sv[3],
-              (scalars.flags & kCausal) != 0,
-              scalars.scale,
-              {},
-              {},
-              {},
-              nullptr,
-              (uint64_t)scalars.seed,
-              (uint64_t)scalars.threshold,
-              (uint32_t)scalars.node,
-              scalars.keep};
+// Takes over the scalars, and the optional arrays that they announce.
+inline void SetOptions(const char* op, Attention& p, const DLArrayList* optional,
+                       const AttentionScalars& scalars) {
+  p.causal = (scalars.flags & kCausal) != 0;
+  p.scale = scalars.scale;
+  p.seed = (uint64_t)scalars.seed, p.threshold = (uint64_t)scalars.threshold;
+  p.node = (uint32_t)scalars.node, p.keep = scalars.keep;
   int64_t next = 0;
   const auto taken = [&](int flag) -> const DLArray* {
     if (!(scalars.flags & flag)) return nullptr;
@@ -133,7 +124,58 @@ inline Attention CheckedAttention(const char* op, const DLArray* q, const DLArra
   p.lengths = lengths(kPadded);
   p.query_lengths = lengths(kQueriesPadded);
   if (const DLArray* step = taken(kDrops)) p.step = (const uint64_t*)In<int64_t>(op, step);
+}
+
+// Checks shapes and dtypes, and describes the problem of contiguous arrays.
+inline Attention CheckedAttention(const char* op, const DLArray* q, const DLArray* k,
+                                  const DLArray* v, const DLArrayList* optional,
+                                  const AttentionScalars& scalars) {
+  const int64_t *sq = q->shape, *sk = k->shape, *sv = v->shape;
+  const bool ranks = q->ndim == 4 && k->ndim == 4 && v->ndim == 4;
+  if (!ranks || sk[0] != sq[0] || sv[0] != sq[0] || sk[1] != sv[1] || sk[2] != sv[2] ||
+      sk[3] != sq[3] || (sk[1] == 0 ? sq[1] != 0 : sq[1] % sk[1] != 0))
+    Fail("%s: q %s, k %s and v %s do not fit", op, ShapeText(q).c_str(), ShapeText(k).c_str(),
+         ShapeText(v).c_str());
+  Attention p = {};
+  p.batch = sq[0], p.heads = sq[1], p.kv_heads = sk[1], p.rows = sq[2], p.columns = sk[2];
+  p.size = sq[3], p.value_size = sv[3];
+  const auto layout = [](int64_t heads, int64_t positions, int64_t size) -> AttentionLayout {
+    return {heads * positions * size, positions * size, size};
+  };
+  p.of_q = layout(p.heads, p.rows, p.size), p.of_k = layout(p.kv_heads, p.columns, p.size);
+  p.of_v = layout(p.kv_heads, p.columns, p.value_size);
+  p.of_y = layout(p.heads, p.rows, p.value_size);
+  SetOptions(op, p, optional, scalars);
   return p;
+}
+
+// The same of qkv (batch, positions, (heads + 2 kv_heads) size), whose heads are those of q, then
+// those of k and of v; y is (batch, positions, heads size).
+inline Attention CheckedPackedAttention(const char* op, const DLArray* qkv,
+                                        const DLArrayList* optional,
+                                        const AttentionScalars& scalars, int64_t heads,
+                                        int64_t kv_heads) {
+  const int64_t all = heads + 2 * kv_heads;
+  if (qkv->ndim != 3 || heads < 1 || kv_heads < 1 || heads % kv_heads || qkv->shape[2] % all)
+    Fail("%s: qkv %s has no %ld heads of queries and %ld of keys", op, ShapeText(qkv).c_str(),
+         (long)heads, (long)kv_heads);
+  Attention p = {};
+  p.batch = qkv->shape[0], p.heads = heads, p.kv_heads = kv_heads;
+  p.rows = p.columns = qkv->shape[1], p.size = p.value_size = qkv->shape[2] / all;
+  p.of_q = p.of_k = p.of_v = {p.rows * all * p.size, p.size, all * p.size};
+  p.of_y = {p.rows * heads * p.size, p.size, heads * p.size};
+  SetOptions(op, p, optional, scalars);
+  return p;
+}
+
+// Where k and v begin in an array that holds q, k and v, in elements.
+inline int64_t PackedKeys(const Attention& p) { return p.heads * p.size; }
+inline int64_t PackedValues(const Attention& p) { return (p.heads + p.kv_heads) * p.size; }
+
+inline void CheckResults(const char* op, const Attention& p, const DLArray* y, const DLArray* lse) {
+  if (Numel(lse) != p.batch * p.heads * p.rows || Numel(y) != Numel(lse) * p.value_size)
+    Fail("%s: y %s and lse %s do not fit the inputs", op, ShapeText(y).c_str(),
+         ShapeText(lse).c_str());
 }
 
 }  // namespace dlsys

@@ -86,12 +86,9 @@ DLSYS_HD float HuberOf(float d, float delta) {
 }
 DLSYS_HD float Logistic(float x) { return 1.f / (1.f + exp(-x)); }
 
-// The standard normal distribution function. (1 + 2z) exp(z^2) erfc(z), a smooth function, is a
-// polynomial in (z - 2) / (z + 2): the truncated Chebyshev series, relative error 7e-8.
-DLSYS_HD float NormalCdf(float x) {
-  float z = fabs(x);
-  z = (z > 60.f ? 60.f : z) * 0.707106781f;
-  const float t = (z - 2.f) / (z + 2.f);
+// (1 + 2z) exp(z^2) erfc(z), a smooth function of z >= 0, as a polynomial in t = (z - 2) / (z + 2):
+// the truncated Chebyshev series, relative error 7e-8.
+DLSYS_HD float NormalTailFactor(float t) {
   float p = 1.60803582e-4f;
   p = p * t - 1.83654437e-4f;
   p = p * t - 1.39570695e-3f;
@@ -102,7 +99,14 @@ DLSYS_HD float NormalCdf(float x) {
   p = p * t + 1.64035840e-1f;
   p = p * t - 1.66031096e-1f;
   p = p * t - 9.27630821e-2f;
-  p = p * t + 1.27697839f;
+  return p * t + 1.27697839f;
+}
+
+// The standard normal distribution function.
+DLSYS_HD float NormalCdf(float x) {
+  float z = fabs(x);
+  z = (z > 60.f ? 60.f : z) * 0.707106781f;
+  const float p = NormalTailFactor((z - 2.f) / (z + 2.f));
   const float tail = 0.5f * exp(-z * z) * p / (1.f + 2.f * z);
   return x > 0.f ? 1.f - tail : tail;
 }

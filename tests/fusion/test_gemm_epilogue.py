@@ -119,7 +119,7 @@ class Rewrites(unittest.TestCase):
 
     def test_what_somebody_else_reads_is_still_computed(self) -> None:
         y = self.product + self.bias
-        self.assert_becomes([ad.relu_op(y), y], "matmul_bias", "relu")
+        self.assert_becomes([ad.relu_op(y), y], "matmul_bias_both")
         self.assert_becomes([ad.relu_op(self.product), self.product], "matmul", "relu")
         self.assert_becomes([self.product + self.bias, ad.exp_op(self.product)],
                             "add", "exp", "matmul")  # fmt: skip
@@ -128,6 +128,19 @@ class Rewrites(unittest.TestCase):
         dx = ad.gradients(ad.sum_op(ad.gelu_op(self.product + self.bias)), [self.a])
         self.assertIn("matmul_bias", operators(fused(dx)))
         self.assertIn("gelu_gradient", operators(fused(dx)))
+
+    def test_an_activation_and_its_input_are_results_of_one_product(self) -> None:
+        x, w = variable("x", 2, 3, 4), variable("w", 4, 5)
+        y = ad.linear_op(x, w, self.bias)
+        z = ad.gelu_tanh_op(y)
+        fetches = [z, *ad.gradients(ad.sum_op(z * z), [x, w])]
+        found = fused(fetches)
+        self.assertEqual([node.spec for node in found], [node.spec for node in fetches])
+        names = operators(found)
+        self.assertEqual(names.count("matmul_bias_both"), 1)
+        self.assertNotIn("gelu_tanh", names)
+        named = ad.gelu_tanh_op(ad.matmul_op(x[0], w, algo="naive") + self.bias)
+        self.assertNotIn("matmul_bias_both", operators(fused([named, *ad.gradients(named, [w])])))
 
     def test_what_is_no_row_is_no_bias(self) -> None:
         column = variable("column", 6, 1)

@@ -1007,7 +1007,8 @@ WITHOUT: dict[str, str] = {
         "shuffled_index take_batch shuffled_batch shuffled_batch_labels"
     ),
     "what passes make of the operators here, with the fused graphs of fuzz/training.py": (
-        "matmul_bias matmul_map matmul_gradient matmul_sums fused_cross_entropy "
+        "matmul_bias matmul_bias_both matmul_map matmul_gradient matmul_sums fused_cross_entropy "
+        "fused_row_normalize fused_row_normalize_gradient "
         "batch_normalize_map batch_normalize_map_gradient batch_normalize_map_sums "
         "batch_normalize_relu_sums_output_1 batch_normalize_relu_sums_output_2 "
         "batch_normalize_relu_sums_recomputed_1 batch_normalize_relu_sums_recomputed_2 "

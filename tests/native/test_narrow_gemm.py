@@ -18,8 +18,11 @@ from unittest import mock
 import numpy as np
 
 from dlsys import autodiff as ad
+from dlsys import functional as F
+from dlsys import nn
 from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
 from dlsys.errors import DeviceError, NotApplicableError
+from dlsys.fusion.body import ACTIVATIONS, GRADIENTS
 from dlsys.graph.spec import Spec
 from dlsys.ndarray import array, empty, launch
 from dlsys.rungs import rungs_among
@@ -27,6 +30,8 @@ from dlsys.runtime.device import gpu
 from dlsys.runtime.library import load
 from dlsys.settings import settings
 from support.devices import EMULATED, require
+from support.families.fused.gemm import DACTS, FORMULAS
+from support.fusion import require_fusion
 
 NARROW = (bfloat16, FLOAT16)
 TRANSPOSES = list(itertools.product((False, True), repeat=2))
@@ -152,6 +157,83 @@ class NarrowGemm(unittest.TestCase):
                         self.assertEqual(step.node.op.kernel, kernel)
                         off = np.abs(got - wanted) - limit(wanted, scale, k, dtype)
                         self.assertLessEqual(off.max(), 2.0**-20)
+
+    def test_fast_functions_of_the_rung_hopper(self) -> None:
+        """Results are rounded to 16 bits of what is off by 2^-18 of itself, or of dy, at most, and
+        by the product's error times the largest slope, 1.13. Products reach from -20 to 20.
+        """
+        m, n, k = 70, 136, 40
+        cases = [("matmul_map", name) for name in ("sigmoid", "silu", "gelu", "gelu_tanh")]
+        cases += [("matmul_gradient", f"{name}_gradient") for name in ("silu", "gelu", "gelu_tanh")]
+        hopper = [name for name in self.algorithms() if name.startswith("hopper ")]
+        for dtype, name in itertools.product(NARROW, hopper):
+            x, w = self.operands(m, n, k, (False, False), dtype)
+            side = rounded(3 * self.operands(m, 1, n, (False, False), dtype)[0], dtype)
+            exact = x.astype(np.float64) @ w
+            scale = np.abs(x).astype(np.float64) @ np.abs(w)
+            given = [array(values, self.ctx, dtype) for values in (x, w, side)]
+            y, number = empty((m, n), self.ctx, dtype), self.algorithms().index(name)
+            for kernel, function in cases:
+                with self.subTest(algorithm=name, dtype=str(dtype), function=function):
+                    y[:] = np.nan
+                    if kernel == "matmul_map":
+                        wanted, codes, used = FORMULAS[function](exact), ACTIVATIONS, given[:2]
+                    else:
+                        slope = DACTS[function](side.astype(np.float64))
+                        wanted, codes, used = slope * exact, GRADIENTS, given
+                    code = codes.index(function) + 1
+                    try:
+                        launch(kernel, self.ctx, *used, 0, 0, number, 0, code, y)
+                    except (NotApplicableError, DeviceError):
+                        continue
+                    own = abs(wanted) if kernel == "matmul_map" else abs(exact)
+                    allowed = limit(wanted, 1.13 * scale, k, dtype) + 2.0**-18 * own
+                    off = abs(y.asnumpy() - wanted) - allowed
+                    self.assertLessEqual(off.max(), 0)
+
+    def test_an_activation_and_its_input(self) -> None:
+        """By the rung hopper at once, also where K is split, or else in two steps, the second of
+        which reads the input as it was rounded. Slopes are 1.13 at most.
+        """
+        names = [n for n in self.algorithms() if n in ("", "naive") or n.startswith("hopper")]
+        shapes = ((70, 136, 40), (20, 45, 24), (60, 40, 900))
+        for dtype, (m, n, k), name in itertools.product(NARROW, shapes, names):
+            x, w = self.operands(m, n, k, (False, False), dtype)
+            bias = self.operands(n, 1, 1, (False, False), dtype)[0][:, 0]
+            exact = x.astype(np.float64) @ w + bias
+            scale = np.abs(x).astype(np.float64) @ np.abs(w) + np.abs(bias)
+            given = [array(values, self.ctx, dtype) for values in (x, w, bias)]
+            for function in ("gelu_tanh", "relu", "softplus"):
+                with self.subTest(algorithm=name, dtype=str(dtype), shape=(m, n, k), by=function):
+                    y, z = (empty((m, n), self.ctx, dtype) for _ in range(2))
+                    y[:] = z[:] = np.nan
+                    number, code = self.algorithms().index(name), ACTIVATIONS.index(function) + 1
+                    try:
+                        launch("matmul_bias_both", self.ctx, *given, 0, 0, number, 0, code, y, z)
+                    except (NotApplicableError, DeviceError):
+                        continue
+                    wanted = FORMULAS[function](exact)
+                    off = abs(y.asnumpy() - exact) - limit(exact, scale, k, dtype)
+                    self.assertLessEqual(off.max(), 0)
+                    allowed = limit(wanted, 1.13 * scale, k, dtype) + 2.0**-18 * abs(wanted)
+                    allowed += 1.13 * ROUNDING[dtype] * abs(exact)
+                    self.assertLessEqual((abs(z.asnumpy() - wanted) - allowed).max(), 0)
+
+    @require_fusion("gemm_epilogue")
+    def test_a_perceptron_under_bf16_has_no_kernel_of_its_activation(self) -> None:
+        x, y = (ad.Variable(name, (16, 24), np.float32) for name in "xy")
+        up, down = nn.Linear(24, 40, rng=0), nn.Linear(40, 24, rng=1)
+        loss = F.mse_loss(down(F.gelu(up(x), approximate="tanh")), y)
+        parameters = [*up.parameters(), *down.parameters()]
+        fetches = [loss, *ad.gradients(loss, parameters)]
+        feeds = dict(zip((x, y), np.random.default_rng(0).normal(size=(2, 16, 24)).astype("f")))
+        executor = ad.Executor(fetches, self.ctx, "bf16")
+        plan = executor.plan({x: (16, 24), y: (16, 24)})
+        names = [step.node.op.kernel for step in plan.steps]
+        self.assertIn("matmul_bias_both", names)
+        self.assertIn("matmul_gradient", names)
+        self.assertFalse([name for name in names if name and name.startswith("gelu")])
+        executor.check(feeds)
 
     def test_a_query_knows_bias_and_side(self) -> None:
         """Scratch for them is planned before they have addresses."""

@@ -133,12 +133,13 @@ class Formulas(unittest.TestCase):
             for padding in (None, *paddings):
                 given = dict(attn_mask=mask, key_padding_mask=padding)
                 given = {key: value for key, value in given.items() if value is not None}
-                y = layer(x, **given)
                 wanted, _ = layer(x, **given, need_weights=True)
-                self.assertIn("attention", {node.op.name for node in ad.find_topo_sort([y])})
-                found = ad.Executor([y, wanted]).run({}, True)
-                with self.subTest(masks=[(k, v.dtype) for k, v in given.items()]):
-                    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
+                for key, op in ((x, "packed_attention"), (ad.copy_op(x), "attention")):
+                    y = layer(x, key, **given)
+                    self.assertIn(op, {node.op.name for node in ad.find_topo_sort([y])})
+                    found = ad.Executor([y, wanted]).run({}, True)
+                    with self.subTest(op=op, masks=[(k, v.dtype) for k, v in given.items()]):
+                        np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
 
 
 class Learned:

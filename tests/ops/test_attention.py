@@ -16,6 +16,7 @@ from dlsys import functional as F
 from dlsys import optim
 from dlsys.dtypes import bfloat16, rounded
 from dlsys.errors import GraphError, NotApplicableError, SignatureError
+from dlsys.ops.attention.heads import heads_of
 from dlsys.runtime.device import Context, gpu
 from dlsys.settings import settings
 from support.devices import fewer, native_contexts, require
@@ -118,6 +119,30 @@ class AgainstFloat64(unittest.TestCase):
                     flat = np.concatenate([x.ravel() for x in got[1:]])
                     with self.subTest(ctx=ctx, algo=algo, precision=precision, causal=causal):
                         error = np.abs(flat - wanted).max() / np.abs(wanted).max()
+                        self.assertLess(error, bound)
+
+    def test_packed_heads(self) -> None:
+        """Random problems as one array. Worst of the largest result: 9.5e-7, and of the largest
+        gradient 1.5e-6.
+        """
+        rng = np.random.default_rng([SEED, 22])
+        for size in (32, 80, 128, int(rng.integers(1, 70))):
+            n, kv, group, length = (int(rng.integers(1, high)) for high in (3, 3, 4, 140))
+            counts, causal = (kv * group, kv, kv), bool(rng.random() < 0.5)
+            qkv = rng.standard_normal((n, length, sum(counts) * size), np.float32)
+            dy = rng.standard_normal((n, length, counts[0] * size), np.float32)
+            parts = [x.astype(float) for x in (*heads_of(qkv, counts), *heads_of(dy, counts[:1]))]
+            wanted = attended(*parts[:3], causal=causal), differentiated(*parts, causal)
+            x, d = ad.Variable("x", qkv.shape, qkv.dtype), ad.Variable("d", dy.shape, dy.dtype)
+            for ctx, algo in ways():
+                y = F.packed_attention(x, counts[0], kv, causal=causal, algo=algo)
+                executor = ad.Executor([y, *ad.gradients(y, [x], d)], ctx)
+                got = executor.run({x: qkv, d: dy}, convert_to_numpy_ret_vals=True)
+                found = heads_of(got[0], counts[:1]), heads_of(got[1], counts)
+                for values, right, bound in zip(found, wanted, (3e-6, 4e-6)):
+                    flat = np.concatenate([one.ravel() for one in values])
+                    error = np.abs(flat - right.ravel()).max() / np.abs(right).max()
+                    with self.subTest(ctx=ctx, algo=algo, size=size, causal=causal, seed=SEED):
                         self.assertLess(error, bound)
 
     def test_heads_of_every_size_in_bfloat16(self) -> None:

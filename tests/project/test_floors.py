@@ -51,8 +51,10 @@ FLOORS = {
     "learn": 9,
     "train": 9,
     "inference": 9,
+    "explain": 9,
     "onnx": 10,
     "apps": 11,
+    "serve": 12,
     "__main__.py": 12,
 }
 ON_ONE_FLOOR = {

@@ -11,6 +11,7 @@ from dlsys import autodiff as ad
 from dlsys import functional as F
 from dlsys.graph.node import hooks
 from dlsys.ops.attention.attention import attention
+from dlsys.ops.attention.packed import packed_attention
 from dlsys.ops.conv.pooling import max_pool_op
 
 RNG = np.random.default_rng(7)
@@ -91,6 +92,9 @@ for _k in (0, 1):
 same("take_along_axis", ad.take_along_axis_op, X, ad.argmax_op(X, 1, True), 1)
 same("masked_fill", ad.masked_fill_op, X, TRUE, 0.5)
 
+STEP, ZERO = ad.constant(np.float32(0.1)), ad.constant(np.uint8(3))
+same("quantize", ad.quantize_op, X, STEP, ZERO)
+same("dequantize", ad.dequantize_op, ad.quantize_op(X, STEP, ZERO), STEP, ZERO)
 row("leaky_relu", lambda: F.leaky_relu(X, 0.2), lambda: ad.leaky_relu_op(X, 0.2))
 row("elu", lambda: F.elu(X, alpha=2.0), lambda: ad.elu_op(X, 2.0))
 row("gelu", lambda: F.gelu(X, approximate="tanh"), lambda: ad.gelu_tanh_op(X))
@@ -292,6 +296,14 @@ row(
     "scaled_dot_product_attention",
     lambda: F.scaled_dot_product_attention(IMAGES, IMAGES, IMAGES, dropout=0.5, training=False),
     lambda: attention(IMAGES, IMAGES, IMAGES),
+)
+
+QKV = ad.Variable("qkv", (2, 3, 24), np.dtype(np.float32))
+same("packed_attention", packed_attention, QKV, 2, causal=True)
+row(
+    "packed_attention",
+    lambda: F.packed_attention(QKV, 4, 1, scale=0.5, dropout=0.5, training=False),
+    lambda: packed_attention(QKV, 4, 1, scale=0.5),
 )
 
 for _name, _built, _expected in (

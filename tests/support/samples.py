@@ -26,6 +26,7 @@ from support.families.conv import CONVOLUTION
 from support.families.device_batch import BATCHES
 from support.families.fused.conv import FUSED_CONV
 from support.families.fused.gemm import FUSED
+from support.families.fused.layer_norm import FUSED_LAYER_NORM
 from support.families.fused.norm import FUSED_NORM
 from support.families.fused.pointwise import POINTWISE
 from support.families.fused.uint8 import FUSED_UINT8
@@ -37,6 +38,7 @@ from support.families.movement import INDEX, RESHAPES
 from support.families.norm import NORMALIZATION
 from support.families.order import ORDER
 from support.families.pooling import POOLING
+from support.families.quantize import QUANTIZED
 from support.families.random import RANDOM
 from support.families.resize import IMAGES
 from support.families.statistics import STATISTICS
@@ -353,5 +355,6 @@ SAMPLES = (
     *ELEMENTWISE, *FUNCTIONS, *CHOICES, *REDUCTIONS, *STATISTICS, *LAYOUT, *RESHAPES, *INDEX,
     *JOIN, *IMAGES, *PRODUCTS, *MORE_PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
     *MATHEMATICS, *ORDER, *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES, *ACCUMULATE,
-    *ATTENTION, *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM, *FUSED_UINT8,
+    *ATTENTION, *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM,
+    *FUSED_LAYER_NORM, *FUSED_UINT8, *QUANTIZED,
 )  # fmt: skip

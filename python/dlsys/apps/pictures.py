@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..data import read_idx
-from ..data.decode import decoded, require_pillow
+from ..data.decode import decoded, decoded_content, require_pillow
 from ..errors import DataError
 from ..files import opened
 from .ink import bounding_box, ink_of
@@ -55,6 +55,14 @@ def read_pictures(path: Path, digits: bool) -> np.ndarray:
     if start[:2] == b"\x1f\x8b" or (start[:2] == b"\0\0" and start[2:3] >= b"\x08"):
         return _idx_images(path)
     return normal_form(decoded(path, _ink_in_gray if digits else _gray), digits)[None, None]
+
+
+def picture_in(what: str, content: bytes, digits: bool, most: int) -> np.ndarray:
+    """The image (1, 1, 28, 28) uint8 in the bytes of an image file, as `read_pictures` makes it of
+    the file. Errors name it as `what`. most: pixels that are decoded.
+    """
+    pixels = decoded_content(what, content, _ink_in_gray if digits else _gray, most)
+    return normal_form(pixels, digits)[None, None]
 
 
 def normal_form(pixels: np.ndarray, digits: bool) -> np.ndarray:

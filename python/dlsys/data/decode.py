@@ -30,26 +30,42 @@ def decoded(path: Path, convert: Callable[[Any], Any]) -> Any:
     Raises DataError, naming the file, for what is no image of these formats, damaged, or larger
     than MAX_PIXELS; DlsysError without Pillow.
     """
-    pillow = require_pillow()
+    require_pillow()
     try:
-        # From memory, where a part that claims to be longer than the file takes only what is there.
-        with pillow.open(io.BytesIO(_content(path)), formats=FORMATS) as image:
-            _check_size(path, image.size)
-            return convert(in_bytes(pillow, image))
+        content = _content(path)
     except DlsysError:
         raise
     except FileNotFoundError:
         raise DataError(f"{path}: the file is not there, or has gone since it was listed") from None
+    except OSError as error:
+        raise _unreadable(str(path), error) from error
+    return decoded_content(str(path), content, convert)
+
+
+def decoded_content(
+    what: str, content: bytes, convert: Callable[[Any], Any], most: int = MAX_PIXELS
+) -> Any:
+    """The same of the bytes of a file, whose errors name it as `what`. most: pixels."""
+    pillow = require_pillow()
+    try:
+        # From memory, where a part that claims to be longer than the file takes only what is there.
+        with pillow.open(io.BytesIO(content), formats=FORMATS) as image:
+            _check_size(what, image.size, most)
+            return convert(in_bytes(pillow, image))
+    except DlsysError:
+        raise
     except pillow.UnidentifiedImageError:
         raise DataError(
-            f"{path}: cannot be read as an image, it is none of {', '.join(FORMATS)}; remove it or "
+            f"{what}: cannot be read as an image, it is none of {', '.join(FORMATS)}; remove it or "
             "replace it"
         ) from None
     except Exception as error:  # its plugins raise what they stumble over: struct.error, IndexError
-        reason = str(error) or type(error).__name__
-        raise DataError(
-            f"{path}: cannot be read as an image ({reason}); remove it or replace it"
-        ) from error
+        raise _unreadable(what, error) from error
+
+
+def _unreadable(what: str, error: Exception) -> DataError:
+    reason = str(error) or type(error).__name__
+    return DataError(f"{what}: cannot be read as an image ({reason}); remove it or replace it")
 
 
 def _content(path: Path) -> bytes:
@@ -59,11 +75,11 @@ def _content(path: Path) -> bytes:
         return file.read()
 
 
-def _check_size(path: Path, size: tuple[int, int]) -> None:
+def _check_size(what: str, size: tuple[int, int], most: int) -> None:
     width, height = size
-    if width * height > MAX_PIXELS:
+    if width * height > most:
         raise DataError(
-            f"{path}: the image has {width:,} x {height:,} pixels, more than the {MAX_PIXELS:,} "
+            f"{what}: the image has {width:,} x {height:,} pixels, more than the {most:,} "
             "that are decoded; make it smaller"
         )
 

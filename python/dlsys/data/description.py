@@ -136,3 +136,15 @@ class DataDescription:
                 "malformed"
             ) from None
         return cls(shape, kind.name, mean, std, classes)
+
+
+def as_trained(data: Any, description: DataDescription | None) -> Any:
+    """A loader's batches, normalized as those that a model was trained on unless the loader says
+    how; a loader of one's own as it is. DataError where that does not fit the samples.
+    """
+    own = DataDescription.of(data)
+    if own is None or description is None:
+        return data
+    if data.normalization_given or own.normalization.agrees(description.normalization):
+        return data
+    return data.normalized_by(description.normalization)

@@ -144,8 +144,13 @@ class FolderImages:
         return planes(decoded(path, self._fitted))
 
     def _fitted(self, image: Any) -> Any:
-        image = image.convert(self.mode)
-        if not self._resize:
-            return image
-        height, width = self.size
-        return image.resize((width, height), require_pillow().Resampling.BILINEAR)
+        return fitted(image, self.mode, tuple(self.size) if self._resize else None)
+
+
+def fitted(image: Any, mode: str, size: tuple[int, ...] | None) -> Any:
+    """A Pillow image in a mode, resized to `size`, (height, width), unless that is None."""
+    image = image.convert(mode)
+    if size is None:
+        return image
+    height, width = size
+    return image.resize((width, height), require_pillow().Resampling.BILINEAR)

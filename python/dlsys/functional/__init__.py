@@ -19,6 +19,7 @@ from .linear import *
 from .loss import *
 from .math import *
 from .norm import *
+from .quantize import *
 from .random import *
 from .reduce import *
 from .shape import *

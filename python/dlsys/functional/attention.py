@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ..graph.node import Node
 from ..ops.attention.attention import attention
+from ..ops.attention.packed import packed_attention as packed
 from ..ops.elementwise import as_node
 from ..ops.random.sampling import Generator
 from .record import Array, optional, recorded
 
-__all__ = ["scaled_dot_product_attention"]
+__all__ = ["packed_attention", "scaled_dot_product_attention"]
 
 
 @recorded
@@ -71,6 +72,45 @@ def scaled_dot_product_attention(
     if ndim == 2:
         return y[0, 0]
     return y[:, 0] if ndim == 3 else y
+
+
+@recorded
+def packed_attention(
+    qkv: Array,
+    heads: int,
+    kv_heads: int | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    lengths: Array | None = None,
+    algo: str | None = None,
+    training: bool = True,
+    generator: Generator | None = None,
+) -> Array:
+    """Self-attention of q, k and v as one projection makes them: qkv (N, L, (heads + 2 · kv_heads)
+    · d), whose features are the heads of q, then those of k and of v, to (N, L, heads · d).
+
+    The same as `scaled_dot_product_attention` of the parts, but nothing is transposed: kernels read
+    the parts where they are and write the output as the next projection reads it. kv_heads:
+    `heads` unless given; each head of k and v serves heads / kv_heads neighboring ones of q. mask,
+    causal, scale, dropout, lengths, algo, training and generator, and the errors, as there.
+
+    >>> F.packed_attention(dl.ones(1, 3, 24), heads=2, causal=True).shape
+    (1, 3, 8)
+    """
+    return packed(
+        as_node(qkv),
+        heads,
+        kv_heads,
+        mask=optional(mask),
+        causal=causal,
+        scale=scale,
+        dropout=dropout if training else 0.0,
+        lengths=optional(lengths),
+        algo=algo,
+        generator=generator,
+    )
 
 
 def _in_four_axes(x: Node, ndim: int) -> Node:

@@ -337,7 +337,7 @@ def _fits(made: Node, options: Options) -> bool:
 FUSION = Pass(
     "attention",
     fuse,
-    position=4,
+    position=3,
     needs=("attention", "attention_gradient"),
     when=lambda options: settings.attention != "naive",
 )

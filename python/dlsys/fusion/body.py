@@ -126,7 +126,8 @@ class Fused(Op):
                 values[step] = inputs[0][step.attrs["index"]]
                 continue
             if step.op.view:
-                values[step] = inputs[0].reshape(spec.shape)
+                first = step.attrs.get("offset", 0)
+                values[step] = inputs[0].ravel()[first : first + spec.size].reshape(spec.shape)
                 continue
             wanted = [spec] if step.op.outputs == 1 else list(spec)
             results = [np.empty(s.shape, s.dtype) for s in wanted]

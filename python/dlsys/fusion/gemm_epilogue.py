@@ -1,8 +1,9 @@
 """GEMM epilogues: what follows a matrix product, done while its elements are in registers.
 
-Patterns: a product, a row vector that is added, an activation, any of the last two; a product and
-the gradient of an activation, as a layer's backward has it; a product and the sums of one operand
-over K, the gradients of weights and bias.
+Patterns: a product, a row vector that is added, an activation, any of the last two; the same with
+the activation's input, which backward reads, as a second result, where there is a kernel of it; a
+product and the gradient of an activation, as a layer's backward has it; a product and the sums of
+one operand over K, the gradients of weights and bias.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from .rewrite import Graph, exchange, strip_views, value_of
 
 _ACTIVATION = Selected("activation", ACTIVATIONS)
 matmul_bias_op = FusedGemm("matmul_bias", _ACTIVATION)  # activation(A B + bias)
+# A B + bias, and the activation of that
+matmul_bias_both_op = FusedGemm("matmul_bias_both", _ACTIVATION, outputs=2)
 matmul_map_op = FusedGemm("matmul_map", _ACTIVATION)  # activation(A B)
 matmul_gradient_op = FusedGemm("matmul_gradient", Selected("gradient", GRADIENTS))  # f(side, A B)
 matmul_sums_op = FusedGemm("matmul_sums", Selected("of_A"), outputs=2)  # A B, Σ over K of A or B
@@ -50,8 +53,11 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
 
 def _epilogues(graph: Graph, target: Target) -> dict[Node, Node]:
     kernels = ("matmul_bias", "matmul_map", "matmul_gradient")
-    found = (_with_epilogue(graph, node) for node in graph.order if _is_open(node, target, kernels))
-    return dict(one for one in found if one is not None)
+    replaced: dict[Node, Node] = {}
+    for node in graph.order:
+        if _is_open(node, target, kernels):
+            replaced |= _with_epilogue(graph, node, target)
+    return replaced
 
 
 def _is_open(node: Node, target: Target, kernels: Sequence[str]) -> bool:
@@ -85,8 +91,10 @@ def _operand_sums(graph: Graph, target: Target) -> dict[Node, Node]:
     return replaced
 
 
-def _with_epilogue(graph: Graph, product: Node) -> tuple[Node, Node] | None:
-    """The last node of what follows a product, and what takes its place."""
+def _with_epilogue(graph: Graph, product: Node, target: Target) -> dict[Node, Node]:
+    """The last node of what follows a product, or an activation's input and that, and what takes
+    their places.
+    """
     columns = product.spec.shape[1]
     last, value = product, product  # `value` may be a view that reshapes `last`
     bias = side = None
@@ -100,8 +108,8 @@ def _with_epilogue(graph: Graph, product: Node) -> tuple[Node, Node] | None:
         other = user.inputs[-1] if user.inputs[0] is value else user.inputs[0]
         if user.op is add_op and bias is None and _is_row(other, columns):
             bias = other
-        elif user.op.kernel in ACTIVATIONS and len(user.inputs) == 1:
-            activation = user.op.kernel
+        elif _activates(user, value):
+            activation = user.op.kernel or ""
         elif user.op.kernel in GRADIENTS and user.inputs[1] is value and bias is None:
             if other.spec.shape != user.spec.shape:
                 break
@@ -110,10 +118,32 @@ def _with_epilogue(graph: Graph, product: Node) -> tuple[Node, Node] | None:
             break
         last = value = user
     if last is product:
-        return None
+        return {}
+    if bias is not None and not activation and _is_open(product, target, ("matmul_bias_both",)):
+        applied = next((x for x in graph.users[value] if _activates(x, value)), None)
+        if applied is not None:
+            return _with_both(product, bias, last, applied)
     with attributed_to(last):
         fused = _fused_product(product, bias, side, activation, last)
-        return last, shaped(fused, last)
+        return {last: shaped(fused, last)}
+
+
+def _activates(node: Node, x: Node) -> bool:
+    """True for an activation of x alone, in its dtype."""
+    return node.op.kernel in ACTIVATIONS and len(node.inputs) == 1 and node.spec[:2] == x.spec[:2]
+
+
+def _with_both(product: Node, bias: Node, last: Node, applied: Node) -> dict[Node, Node]:
+    """An activation's input, which others read too, and the activation, by one product."""
+    shape = product.spec.shape
+    with attributed_to(last):
+        outputs = in_shape(last, shape), in_shape(applied, shape)
+        body = close([*product.inputs, bias], outputs)
+        attrs = _flags(product) | {"activation": applied.op.kernel}
+        made = matmul_bias_both_op(*product.inputs, bias, body=body, **attrs)
+        made.stand_for(last)
+        values = {last: value_of(made, 0, last), applied: value_of(made, 1, applied)}
+        return {node: shaped(value, node) for node, value in values.items()}
 
 
 def _fused_product(

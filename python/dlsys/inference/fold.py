@@ -22,6 +22,7 @@ from ..ops.elementwise import add_op
 from ..ops.leaf import Parameter
 from ..ops.matmul import batched_matmul_op, matmul_op
 from ..ops.norm.batch_norm import batch_normalize_op
+from ..ops.quantize import dequantize_op
 
 
 class _Affine(NamedTuple):
@@ -109,6 +110,7 @@ def _with_values(fetches: Sequence[Node]) -> list[Node]:
     fixed: set[Node] = set()
     for node in order:
         decided = node.op.leaf != "feed" and not node.op.random and node.op.outputs == 1
+        decided = decided and node.op is not dequantize_op  # integer kernels read its input
         if decided and all(x in fixed for x in node.inputs):
             fixed.add(node)
     used = {x for node in order if node not in fixed for x in node.inputs} | set(fetches)

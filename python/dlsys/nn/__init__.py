@@ -39,6 +39,7 @@ from .models.gpt import GPT, GPTConfig, decay_groups
 from .models.mnist import LeNet5, ResNetMNIST
 from .models.perceptron import Perceptron
 from .models.resnet import BasicBlock, Bottleneck, ResNet, ResNet18, ResNet50
+from .models.superres import ESPCN, SRCNN
 from .models.vit import VisionTransformer
 from .module import Differences, HookHandle, Module
 from .norm import (

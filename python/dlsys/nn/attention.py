@@ -124,8 +124,33 @@ def attend(
     """attention_weights(…) value, without the weights: (N, heads, L, d). A row with every key
     hidden is 0, and weights are dropped with a probability.
     """
+    joined = _joined_masks(mask, padding, query.shape[1])
+    return F.scaled_dot_product_attention(
+        query, key, value, joined, causal=causal, dropout=dropout, generator=generator
+    )
+
+
+@recorded
+def attend_to_itself(
+    qkv: Node,
+    heads: int,
+    mask: Node | None = None,
+    padding: Node | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    generator: Generator | None = None,
+) -> Node:
+    """`attend` of the parts of qkv (N, L, 3 · features), without transposes: (N, L, features)."""
+    joined = _joined_masks(mask, padding, heads)
+    return F.packed_attention(
+        qkv, heads, mask=joined, causal=causal, dropout=dropout, generator=generator
+    )
+
+
+def _joined_masks(mask: Node | None, padding: Node | None, heads: int) -> Node | None:
+    """A mask and padding of `attention_weights` as `scaled_dot_product_attention` takes them."""
     mask, padding = optional(mask), optional(padding)
-    masks = [] if mask is None else [_by_heads(mask, query.shape[1]) if _is_3d(mask) else mask]
+    masks = [] if mask is None else [_by_heads(mask, heads) if _is_3d(mask) else mask]
     masks += [] if padding is None else [padding[:, None, None, :]]
     visible = [F.logical_not(one) for one in masks if _hides(one)]
     added = [one for one in masks if not _hides(one)]
@@ -133,15 +158,7 @@ def attend(
     bias = added[0] + added[1] if len(added) == 2 else added[0] if added else None
     if both is not None and bias is not None:
         both = F.where(both, bias, -math.inf)
-    return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        bias if both is None else both,
-        causal=causal,
-        dropout=dropout,
-        generator=generator,
-    )
+    return bias if both is None else both
 
 
 class MultiheadAttention(Module):
@@ -222,31 +239,40 @@ class MultiheadAttention(Module):
         """
         key = query if key is None else key
         value = key if value is None else value
+        drop = self.dropout if self.dropout is not None and self.dropout.training else None
+        drawn: dict[str, Any] = dict(
+            dropout=0.0 if drop is None else drop.probability,
+            generator=None if drop is None else drop.source,
+        )
+        if query is key is value and self._packs and not need_weights:
+            self._check_shape(query)
+            qkv = F.linear(query, self.in_proj_weight, self.in_proj_bias)
+            return self.out_proj(
+                attend_to_itself(qkv, self.heads, attn_mask, key_padding_mask, causal, **drawn)
+            )
         q, k, v = (self._project(x, part) for part, x in enumerate((query, key, value)))
         if need_weights:
             weights = attention_weights(q, k, attn_mask, key_padding_mask, causal)
             used = weights if self.dropout is None else self.dropout(weights)
             y = self.out_proj(merge_heads(F.matmul(used, v), self.batch_first))
             return y, weights
-        drop = self.dropout if self.dropout is not None and self.dropout.training else None
-        y = attend(
-            q,
-            k,
-            v,
-            attn_mask,
-            key_padding_mask,
-            causal,
-            dropout=0.0 if drop is None else drop.probability,
-            generator=None if drop is None else drop.source,
-        )
+        y = attend(q, k, v, attn_mask, key_padding_mask, causal, **drawn)
         return self.out_proj(merge_heads(y, self.batch_first))
 
-    def _project(self, x: Node, part: int) -> Node:
-        """Q, K or V of an input, in heads."""
+    @property
+    def _packs(self) -> bool:
+        """True where self-attention takes Q, K and V as one product makes them."""
+        return self.batch_first and hasattr(self, "in_proj_weight")
+
+    def _check_shape(self, x: Node) -> None:
         order = "batch positions features" if self.batch_first else "positions batch features"
         extents = shape_of("MultiheadAttention", x, order)[:2]
         if extents == (None, None):
             known("MultiheadAttention", None, "positions")
+
+    def _project(self, x: Node, part: int) -> Node:
+        """Q, K or V of an input, in heads."""
+        self._check_shape(x)
         rows = (part * self.features, (part + 1) * self.features)
         own = hasattr(self, QKV[part])
         weight = getattr(self, QKV[part]) if own else self.in_proj_weight

@@ -1,7 +1,8 @@
-"""ONNX: `export` writes a graph or a model as an ONNX file.
+"""ONNX: `export` writes a graph or a model as an ONNX file, `load` reads one.
 
     import dlsys as dl
     dl.onnx.export(model, "lenet.onnx", inputs=(None, 1, 28, 28))
+    model = dl.onnx.load("lenet.onnx")
 
 The files are those of https://onnx.ai, made with the package `onnx`
 (`pip install onnx`), which is imported at the first use.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from importlib import import_module as _import_module
 
-_NAMES = {"exporter": "Exportable export exportable"}
+_NAMES = {"exporter": "Exportable export exportable", "importer": "ImportedModel load"}
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = [*_HOMES]

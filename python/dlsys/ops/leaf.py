@@ -4,7 +4,7 @@ arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -336,5 +336,10 @@ def home_of(model: Any) -> Any:
     """The native device on which the Parameters of a model (an `nn.Module`) live; None for numpy,
     or where that is not known yet.
     """
-    homes = (p.home if p.storage is None else p.storage.ctx for _, p in model.named_state())
+    return common_home(parameter for _, parameter in model.named_state())
+
+
+def common_home(parameters: Iterable[Parameter]) -> Any:
+    """The native device of the first of these Parameters that lives on one, see `home_of`."""
+    homes = (p.home if p.storage is None else p.storage.ctx for p in parameters)
     return next((home for home in homes if home is not None and home is not ANYWHERE), None)

@@ -11,7 +11,7 @@ import numpy as np
 from .. import autodiff as ad
 from .. import functional as F
 from .. import optim
-from ..data.description import DataDescription
+from ..data.description import DataDescription, as_trained
 from ..data.prefetch import on_device
 from ..describe import brief, described
 from ..dtypes import host
@@ -53,18 +53,6 @@ def output_and_label(model: Module, data: Any) -> tuple[Any, Any]:
     if len(wanted) == 1:
         return output, wanted[0]
     return output, wanted if names is None else dict(zip(names[cut:], wanted))
-
-
-def as_trained(data: Any, description: DataDescription | None) -> Any:
-    """A loader's batches, normalized as those that a model was trained on unless the loader says
-    how; a loader of one's own as it is. DataError where that does not fit the samples.
-    """
-    own = DataDescription.of(data)
-    if own is None or description is None:
-        return data
-    if data.normalization_given or own.normalization.agrees(description.normalization):
-        return data
-    return data.normalized_by(description.normalization)
 
 
 def check_as_trained(what: str, data: Any, description: DataDescription | None) -> None:

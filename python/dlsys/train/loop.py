@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import functional as F
-from ..data.description import DataDescription
+from ..data.description import DataDescription, as_trained
 from ..dist import Group, init
 from ..errors import DataError, GraphError
 from ..nn import Module
@@ -15,7 +15,7 @@ from ..optim import Optimizer
 from ..runtime.device import Context
 from . import checkpoint
 from .callbacks import Callback, Validation
-from .evaluation import Loss, as_trained, check_as_trained, inputs_of
+from .evaluation import Loss, check_as_trained, inputs_of
 from .history import History
 from .metrics import Metric
 from .report import Progress

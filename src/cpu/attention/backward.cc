@@ -2,8 +2,8 @@
 // blocks the weights are computed anew from lse, ds = p (dp - Σ y dy) scale, dq += ds k, dk += dsᵀ
 // q and dv += pᵀ dy. Where there are heads enough a task is a head of k and v and computes all
 // three by five products; else one set of tasks computes dq and another one dk and dv, by seven.
-// Sums are float32 and their order depends on shapes alone. dq, dk and dv overlap no input.
-// Multiply-adds limit it.
+// Sums are float32 and their order depends on shapes alone. Arrays are (batch, heads, positions,
+// size) by their strides; dq, dk and dv overlap no input. Multiply-adds limit it.
 #include "cpu/attention/blocks.h"
 
 namespace dlsys {
@@ -49,20 +49,22 @@ struct Queries {
 template <class T>
 DLSYS_INLINE Queries Prepare(const Attention& p, const Block& b, const Arrays<T>& arrays,
                              const Scratch& scratch) {
-  const int64_t count = b.RowCount(), first = (b.n * p.heads + b.h) * p.rows + b.row;
-  const T *y = arrays.y + first * p.value_size, *dy = arrays.dy + first * p.value_size;
+  const int64_t count = b.RowCount(), pitch = p.of_y.position;
+  const int64_t first = p.of_y.At(b.n, b.h, b.row);
+  const T *y = arrays.y + first, *dy = arrays.dy + first;
   for (int64_t i = 0; i < count; i++) {
     float sum = 0.f;
     for (int64_t j = 0; j < p.value_size; j++)
-      sum += (float)y[i * p.value_size + j] * (float)dy[i * p.value_size + j];
+      sum += (float)y[i * pitch + j] * (float)dy[i * pitch + j];
     scratch.row_sums.data()[i] = sum;
   }
   Queries made;
-  made.q = RowsOf(arrays.q + first * p.size, count, p.size, scratch.q.data());
-  made.dy = RowsOf(dy, count, p.value_size, scratch.dy.data());
+  made.q = RowsOf(arrays.q + p.of_q.At(b.n, b.h, b.row), count, p.size, p.of_q.position,
+                  scratch.q.data());
+  made.dy = RowsOf(dy, count, p.value_size, pitch, scratch.dy.data());
   made.packed_q = Right::Transposed(made.q, count, p.size, scratch.packed_q.data());
   made.packed_dy = Right::Transposed(made.dy, count, p.value_size, scratch.packed_dy.data());
-  made.lse = arrays.lse + first;
+  made.lse = arrays.lse + (b.n * p.heads + b.h) * p.rows + b.row;
   return made;
 }
 
@@ -88,10 +90,16 @@ DLSYS_INLINE void Weigh(const Attention& p, const Block& b, const Queries& queri
   });
 }
 
-// Where the sums of a task go: dq of the block of queries, null where it computes none, and dk and
-// dv of the keys from `column` on, null likewise.
+// Sums of rows, `pitch` apart; null where a task computes none.
+struct SumRows {
+  float* data;
+  int64_t pitch;
+};
+
+// Where the sums of a task go: dq of the block of queries, and dk and dv of the keys from `column`
+// on.
 struct Sums {
-  float *dq, *dk, *dv;
+  SumRows dq, dk, dv;
   int64_t column;
 };
 
@@ -100,37 +108,45 @@ template <class T>
 DLSYS_INLINE void AddBlock(const Attention& p, const Block& b, const Arrays<T>& arrays,
                            const Queries& queries, const Scratch& scratch, const Sums& sums) {
   const int64_t rows = b.RowCount(), columns = b.ColumnCount();
-  const int64_t at = (b.n * p.kv_heads + b.h / p.Group()) * p.columns + b.column;
+  const int64_t kv_head = b.h / p.Group();
   float *weights = scratch.weights.data(), *ds = scratch.ds.data();
-  const Rows k = RowsOf(arrays.k + at * p.size, columns, p.size, scratch.k.data());
-  const Rows v = RowsOf(arrays.v + at * p.value_size, columns, p.value_size, scratch.v.data());
+  const Rows k = RowsOf(arrays.k + p.of_k.At(b.n, kv_head, b.column), columns, p.size,
+                        p.of_k.position, scratch.k.data());
+  const Rows v = RowsOf(arrays.v + p.of_v.At(b.n, kv_head, b.column), columns, p.value_size,
+                        p.of_v.position, scratch.v.data());
   Multiply(columns, rows, p.size, {k.data, k.pitch, 1}, queries.packed_q, weights, kRows, false);
   Multiply(columns, rows, p.value_size, {v.data, v.pitch, 1}, queries.packed_dy, ds, kRows, false);
   Weigh(p, b, queries, scratch.row_sums.data(), weights, ds);
-  if (sums.dq)
-    Multiply(rows, p.size, columns, {ds, 1, kRows}, Right::InPlace(k), sums.dq, p.size, true);
-  if (!sums.dk) return;
+  const auto add = [](int64_t m, int64_t n, int64_t depth, Left a, const Rows& rows_of_b,
+                      const SumRows& to, int64_t row) {
+    Multiply(m, n, depth, a, Right::InPlace(rows_of_b), to.data + row * to.pitch, to.pitch, true);
+  };
+  if (sums.dq.data) add(rows, p.size, columns, {ds, 1, kRows}, k, sums.dq, 0);
+  if (!sums.dk.data) return;
   const int64_t to = b.column - sums.column;
-  Multiply(columns, p.size, rows, {ds, kRows, 1}, Right::InPlace(queries.q), sums.dk + to * p.size,
-           p.size, true);
-  Multiply(columns, p.value_size, rows, {weights, kRows, 1}, Right::InPlace(queries.dy),
-           sums.dv + to * p.value_size, p.value_size, true);
+  add(columns, p.size, rows, {ds, kRows, 1}, queries.q, sums.dk, to);
+  add(columns, p.value_size, rows, {weights, kRows, 1}, queries.dy, sums.dv, to);
 }
 
+// A result's rows of `size`, `stride` apart.
 template <class T>
-DLSYS_INLINE void Store(const float* from, int64_t count, T* to) {
-  if ((const void*)from == (const void*)to) return;
-  for (int64_t k = 0; k < count; k++) to[k] = T(from[k]);
-}
+struct Result {
+  T* data;
+  int64_t count, size, stride;
 
-// Sums of `count` floats from 0 on: in the result itself where it is float32, else in scratch.
-template <class T>
-DLSYS_INLINE float* SumsFor(T* result, float* scratch, int64_t count) {
-  float* sums = scratch;
-  if constexpr (!kIs16Bit<T>) sums = result;
-  std::fill(sums, sums + count, 0.f);
-  return sums;
-}
+  // Sums from 0 on: in the result itself where it is float32, else in scratch.
+  DLSYS_INLINE SumRows Begin(float* scratch) const {
+    SumRows sums{scratch, size};
+    if constexpr (!kIs16Bit<T>) sums = {data, stride};
+    for (int64_t i = 0; i < count; i++) std::fill_n(sums.data + i * sums.pitch, size, 0.f);
+    return sums;
+  }
+  DLSYS_INLINE void Store(const SumRows& sums) const {
+    if constexpr (kIs16Bit<T>)
+      for (int64_t i = 0; i < count; i++)
+        for (int64_t j = 0; j < size; j++) data[i * stride + j] = T(sums.data[i * size + j]);
+  }
+};
 
 // What a task computes: of the keys [column, column_end) of a head of k and v, or of the queries
 // [row, row_end) of one of q.
@@ -142,21 +158,24 @@ struct Part {
 template <class T>
 DLSYS_INLINE void Compute(const Attention& p, const Part& part, const Arrays<T>& arrays,
                           const Scratch& scratch) {
-  const int64_t first = (part.n * p.kv_heads + part.kv_head) * p.columns + part.column;
   const int64_t columns = part.column_end - part.column;
-  Sums sums{nullptr, nullptr, nullptr, part.column};
-  T *dk = arrays.dk + first * p.size, *dv = arrays.dv + first * p.value_size;
+  const Result<T> dk{arrays.dk + p.of_k.At(part.n, part.kv_head, part.column), columns, p.size,
+                     p.of_k.position};
+  const Result<T> dv{arrays.dv + p.of_v.At(part.n, part.kv_head, part.column), columns,
+                     p.value_size, p.of_v.position};
+  Sums sums{{}, {}, {}, part.column};
   if (part.keys) {
-    sums.dk = SumsFor(dk, scratch.dk.data(), columns * p.size);
-    sums.dv = SumsFor(dv, scratch.dv.data(), columns * p.value_size);
+    sums.dk = dk.Begin(scratch.dk.data());
+    sums.dv = dv.Begin(scratch.dv.data());
   }
   const int64_t real = p.Rows(part.n);
   for (int64_t h = part.h; h < part.h_end; h++) {
     for (int64_t row = part.row; row < part.row_end; row += kRows) {
       const int64_t last = std::min(row + kRows, part.row_end);
       Block b{part.n, h, row, std::clamp(real, row, last), 0, 0};
-      T* dq = arrays.dq + ((part.n * p.heads + h) * p.rows + row) * p.size;
-      if (part.queries) sums.dq = SumsFor(dq, scratch.dq.data(), (last - row) * p.size);
+      const Result<T> dq{arrays.dq + p.of_q.At(part.n, h, row), last - row, p.size,
+                         p.of_q.position};
+      if (part.queries) sums.dq = dq.Begin(scratch.dq.data());
       const int64_t end = std::min(part.column_end, p.Columns(b.n, b.row_end));
       if (b.RowCount() && part.column < end) {
         const Queries queries = Prepare(p, b, arrays, scratch);
@@ -165,12 +184,12 @@ DLSYS_INLINE void Compute(const Attention& p, const Part& part, const Arrays<T>&
           AddBlock(p, b, arrays, queries, scratch, sums);
         }
       }
-      if (part.queries) Store(sums.dq, (last - row) * p.size, dq);
+      if (part.queries) dq.Store(sums.dq);
     }
   }
   if (part.keys) {
-    Store(sums.dk, columns * p.size, dk);
-    Store(sums.dv, columns * p.value_size, dv);
+    dk.Store(sums.dk);
+    dv.Store(sums.dv);
   }
 }
 
@@ -188,25 +207,7 @@ void RunParts(const Attention& p, int64_t n, int64_t sum_columns, const Arrays<T
 }
 
 template <class T>
-void Backward(const DLArray* q, const DLArray* k, const DLArray* v, const DLArray* y,
-              const DLArray* lse, const DLArray* dy, const DLArrayList* optional, int64_t flags,
-              float scale, int64_t seed, int64_t node, int64_t threshold, float keep,
-              int64_t algorithm, [[maybe_unused]] int64_t precision, DLArray* dq, DLArray* dk,
-              DLArray* dv) {
-  const char* op = "attention_gradient";
-  const Arrays<T> arrays{Input<T>(op, q),   Input<T>(op, k),   Input<T>(op, v),
-                         Input<T>(op, y),   Input(op, lse),    Input<T>(op, dy),
-                         Output<T>(op, dq), Output<T>(op, dk), Output<T>(op, dv)};
-  CheckAlgorithm(op, algorithm);
-  const Attention p =
-      CheckedAttention(op, q, k, v, optional, {flags, scale, seed, node, threshold, keep});
-  CheckSameShape(op, y, dy);
-  CheckSameShape(op, q, dq);
-  CheckSameShape(op, k, dk);
-  CheckSameShape(op, v, dv);
-  if (Numel(lse) != p.batch * p.heads * p.rows || Numel(y) != Numel(lse) * p.value_size)
-    Fail("%s: y %s and lse %s do not fit q %s", op, ShapeText(y).c_str(), ShapeText(lse).c_str(),
-         ShapeText(q).c_str());
+void Run(const Attention& p, const Arrays<T>& arrays) {
   const int64_t kv = p.batch * p.kv_heads, group = p.kv_heads ? p.Group() : 1;
   const auto of_keys = [&](bool queries, int64_t at, int64_t column, int64_t column_end) {
     const int64_t n = at / p.kv_heads, head = at % p.kv_heads;
@@ -230,8 +231,51 @@ void Backward(const DLArray* q, const DLArray* k, const DLArray* v, const DLArra
   });
 }
 
+template <class T>
+void Backward(const DLArray* q, const DLArray* k, const DLArray* v, const DLArray* y,
+              const DLArray* lse, const DLArray* dy, const DLArrayList* optional, int64_t flags,
+              float scale, int64_t seed, int64_t node, int64_t threshold, float keep,
+              int64_t algorithm, [[maybe_unused]] int64_t precision, DLArray* dq, DLArray* dk,
+              DLArray* dv) {
+  const char* op = "attention_gradient";
+  const Arrays<T> arrays{Input<T>(op, q),   Input<T>(op, k),   Input<T>(op, v),
+                         Input<T>(op, y),   Input(op, lse),    Input<T>(op, dy),
+                         Output<T>(op, dq), Output<T>(op, dk), Output<T>(op, dv)};
+  CheckAlgorithm(op, algorithm);
+  const Attention p =
+      CheckedAttention(op, q, k, v, optional, {flags, scale, seed, node, threshold, keep});
+  CheckResults(op, p, y, lse);
+  CheckSameShape(op, y, dy);
+  CheckSameShape(op, q, dq);
+  CheckSameShape(op, k, dk);
+  CheckSameShape(op, v, dv);
+  Run(p, arrays);
+}
+
+template <class T>
+void PackedBackward(const DLArray* qkv, const DLArray* y, const DLArray* lse, const DLArray* dy,
+                    const DLArrayList* optional, int64_t flags, float scale, int64_t seed,
+                    int64_t node, int64_t threshold, float keep, int64_t heads, int64_t kv_heads,
+                    int64_t algorithm, [[maybe_unused]] int64_t precision, DLArray* dqkv) {
+  const char* op = "packed_attention_gradient";
+  const T* x = Input<T>(op, qkv);
+  T* dx = Output<T>(op, dqkv);
+  CheckAlgorithm(op, algorithm);
+  const Attention p = CheckedPackedAttention(
+      op, qkv, optional, {flags, scale, seed, node, threshold, keep}, heads, kv_heads);
+  CheckResults(op, p, y, lse);
+  CheckSameShape(op, y, dy);
+  CheckSameShape(op, qkv, dqkv);
+  const int64_t keys = PackedKeys(p), values = PackedValues(p);
+  Run<T>(p, {x, x + keys, x + values, Input<T>(op, y), Input(op, lse), Input<T>(op, dy), dx,
+             dx + keys, dx + values});
+}
+
 DLSYS_KERNEL_TYPED_NAMED(cpu, attention_gradient, "attention_gradient", Backward);
+DLSYS_KERNEL_TYPED_NAMED(cpu, packed_attention_gradient, "packed_attention_gradient",
+                         PackedBackward);
 DLSYS_ALGORITHMS(cpu, attention_gradient, AttentionAlgorithms);
+DLSYS_ALGORITHMS(cpu, packed_attention_gradient, AttentionAlgorithms);
 
 }  // namespace
 }  // namespace attention

@@ -25,15 +25,16 @@ struct Rows {
   int64_t pitch;
 };
 
-// The rows of a block of a matrix of T: in place where they are floats of full vectors, else copied
-// to scratch of kRows rows.
+// The rows of a block of a matrix of T, `stride` elements apart: in place where they are floats of
+// full vectors, else copied to scratch of kRows rows.
 template <class T>
-DLSYS_INLINE Rows RowsOf(const T* from, int64_t count, int64_t size, float* scratch) {
+DLSYS_INLINE Rows RowsOf(const T* from, int64_t count, int64_t size, int64_t stride,
+                         float* scratch) {
   if constexpr (!kIs16Bit<T>)
-    if (size % kPad == 0) return {from, size};
+    if (size % kPad == 0) return {from, stride};
   const int64_t pitch = RoundUp(size, kPad);
   for (int64_t i = 0; i < count; i++) {
-    for (int64_t j = 0; j < size; j++) scratch[i * pitch + j] = (float)from[i * size + j];
+    for (int64_t j = 0; j < size; j++) scratch[i * pitch + j] = (float)from[i * stride + j];
     for (int64_t j = size; j < pitch; j++) scratch[i * pitch + j] = 0.f;
   }
   return {scratch, pitch};

@@ -1,7 +1,7 @@
 // Attention on the CPU: y = softmax(q kᵀ scale) v and the logarithm of each row's sum, by the
 // online softmax of Milakov and Gimelshein (2018) over blocks, as in FlashAttention-2 (Dao, 2023).
 // A task is kRows queries of a head and goes over the keys; no T × T matrix is held. Sums are
-// float32 for every storage type. Arrays are (batch, heads, positions, size) and contiguous; y
+// float32 for every storage type. Arrays are (batch, heads, positions, size) by their strides; y
 // overlaps no input. Multiply-adds and exp limit it.
 #include "cpu/attention/blocks.h"
 
@@ -67,7 +67,7 @@ DLSYS_INLINE void Store(const Attention& p, const Block& b, const Scratch& scrat
     const float total = scratch.total.data()[i], largest = scratch.largest.data()[i];
     const float inverse = total == 0.f ? 0.f : 1.f / total;
     const float* from = scratch.y.data() + i * pitch;
-    T* to = arrays.y + (first + i) * p.value_size;
+    T* to = arrays.y + p.of_y.At(b.n, b.h, b.row + i);
     for (int64_t j = 0; j < p.value_size; j++) to[j] = T(from[j] * inverse);
     arrays.lse[first + i] = total == 0.f ? -INFINITY : largest + cpu::log(total);
   }
@@ -77,21 +77,22 @@ template <class T>
 DLSYS_INLINE void ForwardRows(const Attention& p, Block b, const Scratch& scratch,
                               const Arrays<T>& arrays) {
   const int64_t pitch = RoundUp(p.value_size, kPad), count = b.RowCount();
-  const int64_t head = b.n * p.heads + b.h, kv_head = b.n * p.kv_heads + b.h / p.Group();
+  const int64_t kv_head = b.h / p.Group();
   float *y = scratch.y.data(), *scores = scratch.scores.data();
   std::fill(y, y + count * pitch, 0.f);
   std::fill(scratch.total.data(), scratch.total.data() + count, 0.f);
   std::fill(scratch.largest.data(), scratch.largest.data() + count, -INFINITY);
-  const Rows q =
-      RowsOf(arrays.q + (head * p.rows + b.row) * p.size, count, p.size, scratch.rows.data());
+  const Rows q = RowsOf(arrays.q + p.of_q.At(b.n, b.h, b.row), count, p.size, p.of_q.position,
+                        scratch.rows.data());
   const Right packed_q = Right::Transposed(q, count, p.size, scratch.packed_q.data());
   const int64_t end = p.Columns(b.n, b.row_end);
   for (b.column = 0; b.column < end; b.column = b.column_end) {
     b.column_end = std::min(b.column + kColumns, end);
-    const int64_t columns = b.ColumnCount(), at = kv_head * p.columns + b.column;
-    const Rows k = RowsOf(arrays.k + at * p.size, columns, p.size, scratch.keys.data());
-    const Rows v =
-        RowsOf(arrays.v + at * p.value_size, columns, p.value_size, scratch.values.data());
+    const int64_t columns = b.ColumnCount();
+    const Rows k = RowsOf(arrays.k + p.of_k.At(b.n, kv_head, b.column), columns, p.size,
+                          p.of_k.position, scratch.keys.data());
+    const Rows v = RowsOf(arrays.v + p.of_v.At(b.n, kv_head, b.column), columns, p.value_size,
+                          p.of_v.position, scratch.values.data());
     Multiply(columns, count, p.size, {k.data, k.pitch, 1}, packed_q, scores, kRows, false);
     FinishScores(p, b, scores);
     Weigh(count, columns, scores, scratch.largest.data(), scratch.total.data(),
@@ -110,24 +111,13 @@ DLSYS_INLINE void ForwardRows(const Attention& p, Block b, const Scratch& scratc
 template <class T>
 DLSYS_INLINE void ClearRows(const Attention& p, const Block& b, const Arrays<T>& arrays) {
   const int64_t first = (b.n * p.heads + b.h) * p.rows;
-  std::fill(arrays.y + (first + b.row) * p.value_size,
-            arrays.y + (first + b.row_end) * p.value_size, T(0.f));
+  for (int64_t row = b.row; row < b.row_end; row++)
+    std::fill_n(arrays.y + p.of_y.At(b.n, b.h, row), p.value_size, T(0.f));
   std::fill(arrays.lse + first + b.row, arrays.lse + first + b.row_end, -INFINITY);
 }
 
 template <class T>
-void Forward(const DLArray* q, const DLArray* k, const DLArray* v, const DLArrayList* optional,
-             int64_t flags, float scale, int64_t seed, int64_t node, int64_t threshold, float keep,
-             int64_t algorithm, [[maybe_unused]] int64_t precision, DLArray* y, DLArray* lse) {
-  const char* op = "attention";
-  const Arrays<T> arrays{Input<T>(op, q), Input<T>(op, k), Input<T>(op, v), Output<T>(op, y),
-                         Output(op, lse)};
-  CheckAlgorithm(op, algorithm);
-  const Attention p =
-      CheckedAttention(op, q, k, v, optional, {flags, scale, seed, node, threshold, keep});
-  if (Numel(lse) != p.batch * p.heads * p.rows || Numel(y) != Numel(lse) * p.value_size)
-    Fail("%s: y %s and lse %s do not fit q %s", op, ShapeText(y).c_str(), ShapeText(lse).c_str(),
-         ShapeText(q).c_str());
+void Run(const Attention& p, const Arrays<T>& arrays) {
   const int64_t blocks = CeilDiv(p.rows, kRows);
   const auto make = [&] { return Scratch(p); };
   auto task = [&](int64_t begin, int64_t end, const Scratch& scratch) {
@@ -145,8 +135,38 @@ void Forward(const DLArray* q, const DLArray* k, const DLArray* v, const DLArray
   ParallelForWithScratch(p.batch * p.heads * blocks, 1, make, task);
 }
 
+template <class T>
+void Forward(const DLArray* q, const DLArray* k, const DLArray* v, const DLArrayList* optional,
+             int64_t flags, float scale, int64_t seed, int64_t node, int64_t threshold, float keep,
+             int64_t algorithm, [[maybe_unused]] int64_t precision, DLArray* y, DLArray* lse) {
+  const char* op = "attention";
+  const Arrays<T> arrays{Input<T>(op, q), Input<T>(op, k), Input<T>(op, v), Output<T>(op, y),
+                         Output(op, lse)};
+  CheckAlgorithm(op, algorithm);
+  const Attention p =
+      CheckedAttention(op, q, k, v, optional, {flags, scale, seed, node, threshold, keep});
+  CheckResults(op, p, y, lse);
+  Run(p, arrays);
+}
+
+template <class T>
+void PackedForward(const DLArray* qkv, const DLArrayList* optional, int64_t flags, float scale,
+                   int64_t seed, int64_t node, int64_t threshold, float keep, int64_t heads,
+                   int64_t kv_heads, int64_t algorithm, [[maybe_unused]] int64_t precision,
+                   DLArray* y, DLArray* lse) {
+  const char* op = "packed_attention";
+  const T* x = Input<T>(op, qkv);
+  CheckAlgorithm(op, algorithm);
+  const Attention p = CheckedPackedAttention(
+      op, qkv, optional, {flags, scale, seed, node, threshold, keep}, heads, kv_heads);
+  CheckResults(op, p, y, lse);
+  Run<T>(p, {x, x + PackedKeys(p), x + PackedValues(p), Output<T>(op, y), Output(op, lse)});
+}
+
 DLSYS_KERNEL_TYPED_NAMED(cpu, attention, "attention", Forward);
+DLSYS_KERNEL_TYPED_NAMED(cpu, packed_attention, "packed_attention", PackedForward);
 DLSYS_ALGORITHMS(cpu, attention, AttentionAlgorithms);
+DLSYS_ALGORITHMS(cpu, packed_attention, AttentionAlgorithms);
 
 }  // namespace
 }  // namespace attention

@@ -305,12 +305,19 @@ void CheckLoss(const char* op, const DLArray* loss) {
     Fail("%s: expected a loss of one element, got shape %s", op, ShapeText(loss).c_str());
 }
 
+// The loss is of T or float32.
 template <class T>
-void StoreScaledSum(const double* of_row, int64_t rows, float scale, T* to) {
+void StoreScaledSum(const char* op, const double* of_row, int64_t rows, float scale,
+                    DLArray* loss) {
+  float* const wide = loss->dtype == DL_FLOAT32 ? Output<float>(op, loss) : nullptr;
+  T* const narrow = wide ? nullptr : Output<T>(op, loss);
   Serially([=] {
     double total = 0;
     for (int64_t r = 0; r < rows; r++) total += of_row[r];
-    *to = T(total * scale);
+    if (wide)
+      *wide = (float)(total * scale);
+    else
+      *narrow = T((float)(total * scale));
   });
 }
 
@@ -320,7 +327,6 @@ void FusedCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* worksp
   const char* op = "fused_cross_entropy";
   const T* logits = Input<T>(op, x);
   const T* labels = Input<T>(op, y);
-  T* total = Output<T>(op, loss);
   T* out = Output<T>(op, dx);
   Check(op, workspace);
   CheckSameShape(op, x, y);
@@ -336,7 +342,7 @@ void FusedCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* worksp
         const float share = (float)(SumOf(label) / ExpRow(p.Of(logits), to));
         for (int64_t k = 0; k < p.n; k++) to[k] = (to[k] * share - label.data[k]) * dy;
       });
-  StoreScaledSum(of_row, rows.count, scale, total);
+  StoreScaledSum<T>(op, of_row, rows.count, scale, loss);
 }
 
 template <class T>
@@ -344,7 +350,6 @@ void FusedSparseCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* 
                              float scale, float dy, DLArray* loss, DLArray* dx) {
   const char* op = "fused_sparse_cross_entropy";
   const T* logits = Input<T>(op, x);
-  T* total = Output<T>(op, loss);
   T* out = Output<T>(op, dx);
   Check(op, y);
   Check(op, workspace);
@@ -367,7 +372,7 @@ void FusedSparseCrossEntropy(const DLArray* x, const DLArray* y, const DLArray* 
         for (int64_t k = 0; k < p.n; k++) to[k] *= share * dy;
         to[label] = at_label;
       });
-  StoreScaledSum(of_row, rows.count, scale, total);
+  StoreScaledSum<T>(op, of_row, rows.count, scale, loss);
 }
 
 DLSYS_KERNEL_TYPED(cpu, fused_cross_entropy, FusedCrossEntropy);

@@ -1,7 +1,8 @@
 // The launchers of attention on a GPU: checks, which kernels serve a dtype and a precision, the
 // sums Σ y dy of backward, and the model by which `auto` leaves a problem to the composition of
-// other operators. Arrays are (batch, heads, positions, size), contiguous; results overlap no
-// input. forward.cuh and backward.cuh say what limits the kernels.
+// other operators. Arrays are (batch, heads, positions, size), contiguous, or parts of one that
+// holds q, k and v; results overlap no input. forward.cuh and backward.cuh say what limits the
+// kernels.
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/flash.cuh"
 #include "cuda/gemm/gemm.cuh"
@@ -41,7 +42,8 @@ const std::vector<Algorithm>& AttentionAlgorithms() {
 }
 
 FlashProblem ForFlash(const Attention& p, int dtype, DLContext ctx) {
-  return {p.batch, p.heads, p.kv_heads, p.rows, p.columns, p.size, dtype, p.scale, p.causal, ctx};
+  return {p.batch, p.heads, p.kv_heads, p.rows, p.columns, p.size,   p.of_q,
+          p.of_k,  p.of_v,  p.of_y,     dtype,  p.scale,   p.causal, ctx};
 }
 
 // Why `flash` cannot compute a problem, null where it can.
@@ -108,43 +110,73 @@ bool ComposedIsFaster(const Attention& p, const Tiled& tiled, int64_t nbytes, in
   return composed < waves * tile * flop * kMultiprocessors / rates.tiled + kLaunch;
 }
 
-bool Fits(const char* op, const DLArray* q, const DLArray* k, const DLArray* v,
-          const DLArrayList* optional, const AttentionScalars& scalars, int64_t precision,
-          double products, double passes) {
+// The products of forward and of backward, and how often the composition reads or writes weights.
+struct Work {
+  double products, passes;
+};
+constexpr Work kForward = {2., 4.}, kBackward = {5., 10.};
+
+bool Fits(const char* op, const Attention& p, const DLArray* q, int64_t precision,
+          const Work& work) {
   const int device = q->ctx.device_id;
   Use(op, device);
-  const Attention p = CheckedAttention(op, q, k, v, optional, scalars);
   const Tiled& tiled = TiledOf(op, q->dtype, precision);
   if (!FlashRefusal(p, q->dtype, q->ctx)) return true;
   return !Refusal(p, tiled, device) &&
-         !ComposedIsFaster(p, tiled, DtypeNbytes(q->dtype), device, products, passes);
+         !ComposedIsFaster(p, tiled, DtypeNbytes(q->dtype), device, work.products, work.passes);
 }
 
 bool ForwardFits(const DLArray* q, const DLArray* k, const DLArray* v, const DLArrayList* optional,
                  int64_t flags, float scale, int64_t seed, int64_t node, int64_t threshold,
                  float keep, int64_t, int64_t precision, DLArray*, DLArray*) {
-  return Fits("attention", q, k, v, optional, {flags, scale, seed, node, threshold, keep},
-              precision, 2., 4.);
+  const char* op = "attention";
+  const Attention p =
+      CheckedAttention(op, q, k, v, optional, {flags, scale, seed, node, threshold, keep});
+  return Fits(op, p, q, precision, kForward);
 }
 
 bool BackwardFits(const DLArray* q, const DLArray* k, const DLArray* v, const DLArray*,
                   const DLArray*, const DLArray*, const DLArrayList* optional, int64_t flags,
                   float scale, int64_t seed, int64_t node, int64_t threshold, float keep, int64_t,
                   int64_t precision, DLArray*, DLArray*, DLArray*) {
-  return Fits("attention_gradient", q, k, v, optional, {flags, scale, seed, node, threshold, keep},
-              precision, 5., 10.);
+  const char* op = "attention_gradient";
+  const Attention p =
+      CheckedAttention(op, q, k, v, optional, {flags, scale, seed, node, threshold, keep});
+  return Fits(op, p, q, precision, kBackward);
+}
+
+bool PackedForwardFits(const DLArray* qkv, const DLArrayList* optional, int64_t flags, float scale,
+                       int64_t seed, int64_t node, int64_t threshold, float keep, int64_t heads,
+                       int64_t kv_heads, int64_t, int64_t precision, DLArray*, DLArray*) {
+  const char* op = "packed_attention";
+  const Attention p = CheckedPackedAttention(
+      op, qkv, optional, {flags, scale, seed, node, threshold, keep}, heads, kv_heads);
+  return Fits(op, p, qkv, precision, kForward);
+}
+
+bool PackedBackwardFits(const DLArray* qkv, const DLArray*, const DLArray*, const DLArray*,
+                        const DLArrayList* optional, int64_t flags, float scale, int64_t seed,
+                        int64_t node, int64_t threshold, float keep, int64_t heads,
+                        int64_t kv_heads, int64_t, int64_t precision, DLArray*) {
+  const char* op = "packed_attention_gradient";
+  const Attention p = CheckedPackedAttention(
+      op, qkv, optional, {flags, scale, seed, node, threshold, keep}, heads, kv_heads);
+  return Fits(op, p, qkv, precision, kBackward);
 }
 
 // ---- launchers ----
 
 // Σ y dy of each row, by a warp.
 template <class T>
-__global__ void RowSumsKernel(const T* y, const T* dy, int64_t rows, int64_t size, float* sums) {
+__global__ void RowSumsKernel(const T* y, const T* dy, Attention p, float* sums) {
   const int lane = (int)threadIdx.x % 32;
+  const int64_t rows = p.batch * p.heads * p.rows;
   for (int64_t row = FirstItem() / 32; row < rows; row += ItemStep() / 32) {
+    const int64_t head = row / p.rows;
+    const int64_t from = p.of_y.At(head / p.heads, head % p.heads, row % p.rows);
     float sum = 0.f;
-    for (int64_t j = lane; j < size; j += 32)
-      sum += (float)y[row * size + j] * (float)dy[row * size + j];
+    for (int64_t j = lane; j < p.value_size; j += 32)
+      sum += (float)y[from + j] * (float)dy[from + j];
     sum = GroupReduce<SumMonoid, 32>(sum);
     if (lane == 0) sums[row] = sum;
   }
@@ -159,10 +191,15 @@ void EnterAll(const char* op, const DLArray* first, const DLArrayList* optional)
   for (int64_t k = 0; k < optional->count; k++) CheckArray(op, optional->arrays[k], first->ctx);
 }
 
-void CheckResults(const char* op, const Attention& p, const DLArray* y, const DLArray* lse) {
-  if (Numel(lse) != p.batch * p.heads * p.rows || Numel(y) != Numel(lse) * p.value_size)
-    Fail("%s: y %s and lse %s do not fit the inputs", op, ShapeText(y).c_str(),
-         ShapeText(lse).c_str());
+template <class T>
+void RunForward(const char* op, const Attention& p, const ForwardArrays& arrays, const DLArray* q,
+                int64_t algorithm, int64_t precision, bool aligned, DLStream stream) {
+  const Tiled& tiled = TiledOf(op, kDtype<T>, precision);
+  if (p.batch * p.heads * p.rows == 0) return;
+  if (RungOf(op, p, tiled, q, algorithm, aligned) == kTiled)
+    return tiled.forward(op, p, arrays, stream);
+  RunFlashForward(op, ForFlash(p, q->dtype, q->ctx),
+                  {arrays.q, arrays.k, arrays.v, arrays.y, arrays.lse}, stream);
 }
 
 template <class T>
@@ -175,13 +212,40 @@ void Forward(const DLArray* q, const DLArray* k, const DLArray* v, const DLArray
   const Attention p =
       CheckedAttention(op, q, k, v, optional, {flags, scale, seed, node, threshold, keep});
   CheckResults(op, p, y, lse);
-  const ForwardArrays arrays{In<T>(op, q), In<T>(op, k), In<T>(op, v), Out<T>(op, y), Out(op, lse)};
+  RunForward<T>(op, p, {In<T>(op, q), In<T>(op, k), In<T>(op, v), Out<T>(op, y), Out(op, lse)}, q,
+                algorithm, precision, AllAligned(q, k, v, y), stream);
+}
+
+template <class T>
+void PackedForward(const DLArray* qkv, const DLArrayList* optional, int64_t flags, float scale,
+                   int64_t seed, int64_t node, int64_t threshold, float keep, int64_t heads,
+                   int64_t kv_heads, int64_t algorithm, int64_t precision, DLArray* y, DLArray* lse,
+                   DLStream stream) {
+  const char* op = "packed_attention";
+  Enter(op, y, qkv, lse);
+  EnterAll(op, y, optional);
+  const Attention p = CheckedPackedAttention(
+      op, qkv, optional, {flags, scale, seed, node, threshold, keep}, heads, kv_heads);
+  CheckResults(op, p, y, lse);
+  const T* x = In<T>(op, qkv);
+  RunForward<T>(op, p, {x, x + PackedKeys(p), x + PackedValues(p), Out<T>(op, y), Out(op, lse)},
+                qkv, algorithm, precision, AllAligned(qkv, y), stream);
+}
+
+template <class T>
+void RunBackward(const char* op, const Attention& p, const FlashBackward& arrays, const DLArray* q,
+                 int64_t algorithm, int64_t precision, bool aligned, DLStream stream) {
   const Tiled& tiled = TiledOf(op, kDtype<T>, precision);
-  if (Numel(lse) == 0) return;
-  if (RungOf(op, p, tiled, q, algorithm, AllAligned(q, k, v, y)) == kTiled)
-    return tiled.forward(op, p, arrays, stream);
-  RunFlashForward(op, ForFlash(p, q->dtype, q->ctx),
-                  {arrays.q, arrays.k, arrays.v, arrays.y, arrays.lse}, stream);
+  if (RungOf(op, p, tiled, q, algorithm, aligned) == kFlash)
+    return RunFlashBackward(op, ForFlash(p, q->dtype, q->ctx), arrays, stream);
+  const int64_t rows = p.batch * p.heads * p.rows;
+  const Scratch sums(q->ctx, rows * (int64_t)sizeof(float), stream);
+  Launch(op, RowSumsKernel<T>, Blocks(rows * 32), kThreads, 0, stream, (const T*)arrays.y,
+         (const T*)arrays.dy, p, sums.floats());
+  tiled.backward(op, p,
+                 {arrays.q, arrays.k, arrays.v, arrays.dy, arrays.lse, sums.floats(), arrays.dq,
+                  arrays.dk, arrays.dv},
+                 stream);
 }
 
 template <class T>
@@ -200,28 +264,47 @@ void Backward(const DLArray* q, const DLArray* k, const DLArray* v, const DLArra
   CheckSameShape(op, q, dq);
   CheckSameShape(op, k, dk);
   CheckSameShape(op, v, dv);
-  const Tiled& tiled = TiledOf(op, kDtype<T>, precision);
-  if (RungOf(op, p, tiled, q, algorithm, AllAligned(q, k, v, y, dy, dq, dk, dv)) == kFlash)
-    return RunFlashBackward(op, ForFlash(p, q->dtype, q->ctx),
-                            {In<T>(op, q), In<T>(op, k), In<T>(op, v), In<T>(op, y), In(op, lse),
-                             In<T>(op, dy), Out<T>(op, dq), Out<T>(op, dk), Out<T>(op, dv)},
-                            stream);
-  const int64_t rows = Numel(lse);
-  const Scratch sums(dq->ctx, rows * (int64_t)sizeof(float), stream);
-  Launch(op, RowSumsKernel<T>, Blocks(rows * 32), kThreads, 0, stream, In<T>(op, y), In<T>(op, dy),
-         rows, p.value_size, sums.floats());
-  const BackwardArrays arrays{In<T>(op, q),   In<T>(op, k),   In<T>(op, v),
-                              In<T>(op, dy),  In(op, lse),    sums.floats(),
-                              Out<T>(op, dq), Out<T>(op, dk), Out<T>(op, dv)};
-  tiled.backward(op, p, arrays, stream);
+  RunBackward<T>(op, p,
+                 {In<T>(op, q), In<T>(op, k), In<T>(op, v), In<T>(op, y), In(op, lse),
+                  In<T>(op, dy), Out<T>(op, dq), Out<T>(op, dk), Out<T>(op, dv)},
+                 q, algorithm, precision, AllAligned(q, k, v, y, dy, dq, dk, dv), stream);
+}
+
+template <class T>
+void PackedBackward(const DLArray* qkv, const DLArray* y, const DLArray* lse, const DLArray* dy,
+                    const DLArrayList* optional, int64_t flags, float scale, int64_t seed,
+                    int64_t node, int64_t threshold, float keep, int64_t heads, int64_t kv_heads,
+                    int64_t algorithm, int64_t precision, DLArray* dqkv, DLStream stream) {
+  const char* op = "packed_attention_gradient";
+  Enter(op, dqkv, qkv, y, lse, dy);
+  EnterAll(op, dqkv, optional);
+  const Attention p = CheckedPackedAttention(
+      op, qkv, optional, {flags, scale, seed, node, threshold, keep}, heads, kv_heads);
+  CheckResults(op, p, y, lse);
+  CheckSameShape(op, y, dy);
+  CheckSameShape(op, qkv, dqkv);
+  const int64_t keys = PackedKeys(p), values = PackedValues(p);
+  const T* x = In<T>(op, qkv);
+  T* dx = Out<T>(op, dqkv);
+  RunBackward<T>(op, p,
+                 {x, x + keys, x + values, In<T>(op, y), In(op, lse), In<T>(op, dy), dx, dx + keys,
+                  dx + values},
+                 qkv, algorithm, precision, AllAligned(qkv, y, dy, dqkv), stream);
 }
 
 DLSYS_KERNEL_TYPED_NAMED(cuda, attention, "attention", Forward);
 DLSYS_KERNEL_TYPED_NAMED(cuda, attention_gradient, "attention_gradient", Backward);
+DLSYS_KERNEL_TYPED_NAMED(cuda, packed_attention, "packed_attention", PackedForward);
+DLSYS_KERNEL_TYPED_NAMED(cuda, packed_attention_gradient, "packed_attention_gradient",
+                         PackedBackward);
 DLSYS_ALGORITHMS(cuda, attention, AttentionAlgorithms);
 DLSYS_ALGORITHMS(cuda, attention_gradient, AttentionAlgorithms);
+DLSYS_ALGORITHMS(cuda, packed_attention, AttentionAlgorithms);
+DLSYS_ALGORITHMS(cuda, packed_attention_gradient, AttentionAlgorithms);
 DLSYS_FITS(cuda, attention, ForwardFits);
 DLSYS_FITS(cuda, attention_gradient, BackwardFits);
+DLSYS_FITS(cuda, packed_attention, PackedForwardFits);
+DLSYS_FITS(cuda, packed_attention_gradient, PackedBackwardFits);
 
 }  // namespace
 }  // namespace attention

@@ -1,8 +1,8 @@
 // The backward kernels of `tiled`, after FlashAttention-2 (Dao, 2023): one goes over the keys for
 // 64 queries and sums dq, the other over the queries for 64 keys and sums dk and dv, so that no sum
 // crosses blocks and every run gives the same bits. Both compute a tile's weights p anew from lse,
-// and ds = p (dp - Σ y dy) scale. Arrays are (batch, heads, positions, size), contiguous; results
-// overlap no input. Products and, with small heads, the loads of tiles limit them.
+// and ds = p (dp - Σ y dy) scale. Arrays are (batch, heads, positions, size) by their strides;
+// results overlap no input. Products and, with small heads, the loads of tiles limit them.
 #pragma once
 #include "cuda/attention/tile.cuh"
 
@@ -45,14 +45,14 @@ __global__ void __launch_bounds__(kBlockThreads)
     const int64_t head = tile / row_tiles, n = head / p.heads, h = head % p.heads;
     const int64_t row =
         (row_tiles - 1 - tile % row_tiles) * kRows;  // under `causal` long ones first
-    const int64_t kv_head = n * p.kv_heads + h / p.Group(), rows = p.Rows(n);
+    const int64_t kv_head = h / p.Group(), rows = p.Rows(n);
     const int64_t row_end = min(row + kRows, p.rows), first = head * p.rows + row;
     const int64_t end = row < rows ? p.Columns(n, row_end) : 0, count = min(row_end, rows) - row;
     __syncthreads();  // the tiles before are read
-    LoadTile<M, kRows, kWidth>((const T*)arrays.q + first * p.size, count, p.size,
-                               shared + Shared::kOwnA);
-    LoadTile<M, kRows, kWidth>((const T*)arrays.dy + first * p.value_size, count, p.value_size,
-                               shared + Shared::kOwnB);
+    LoadTile<M, kRows, kWidth>((const T*)arrays.q + p.of_q.At(n, h, row), count, p.size,
+                               p.of_q.position, shared + Shared::kOwnA);
+    LoadTile<M, kRows, kWidth>((const T*)arrays.dy + p.of_y.At(n, h, row), count, p.value_size,
+                               p.of_y.position, shared + Shared::kOwnB);
     float lse[2], row_sums[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -62,12 +62,13 @@ __global__ void __launch_bounds__(kBlockThreads)
     }
     float sums[kWidth / 8][4] = {};
     for (int64_t column = 0; column < end; column += kColumns) {
-      const int64_t from = kv_head * p.columns + column;
       __syncthreads();
-      LoadTile<M, kColumns, kWidth>((const T*)arrays.k + from * p.size, end - column, p.size,
+      LoadTile<M, kColumns, kWidth>((const T*)arrays.k + p.of_k.At(n, kv_head, column),
+                                    end - column, p.size, p.of_k.position,
                                     shared + Shared::kOtherA);
-      LoadTile<M, kColumns, kWidth>((const T*)arrays.v + from * p.value_size, end - column,
-                                    p.value_size, shared + Shared::kOtherB);
+      LoadTile<M, kColumns, kWidth>((const T*)arrays.v + p.of_v.At(n, kv_head, column),
+                                    end - column, p.value_size, p.of_v.position,
+                                    shared + Shared::kOtherB);
       __syncthreads();
       float weights[kTiles][4] = {}, ds[kTiles][4] = {};
       AddProduct<M, false, kWidth>(own + Shared::kOwnA, kPitch, shared + Shared::kOtherA, kPitch,
@@ -89,8 +90,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     }
     const float one[2] = {1.f, 1.f};
     StoreRows((const float (&)[kWidth / 8][4]) sums, one,
-              (T*)arrays.dq + (first + warp * 16) * p.size, row_end - row - warp * 16, p.size,
-              p.size);
+              (T*)arrays.dq + p.of_q.At(n, h, row + warp * 16), row_end - row - warp * 16,
+              p.of_q.position, p.size);
   }
 }
 
@@ -110,26 +111,26 @@ __global__ void __launch_bounds__(kBlockThreads)
   const auto* own = shared + warp * 16 * kPitch;
   auto* room = shared + Shared::kRoom + warp * (kRoomNumel<M, kTiles> / kWarps);
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const int64_t part = tile % kParts * kOut, kv_head = tile / kParts / key_tiles;
-    const int64_t n = kv_head / p.kv_heads, key = tile / kParts % key_tiles * kRows;
-    const int64_t first = kv_head * p.columns + key, keys = p.lengths.At(n, p.columns);
+    const int64_t part = tile % kParts * kOut, of_kv = tile / kParts / key_tiles;
+    const int64_t n = of_kv / p.kv_heads, kv_head = of_kv % p.kv_heads;
+    const int64_t key = tile / kParts % key_tiles * kRows, keys = p.lengths.At(n, p.columns);
     const int64_t count = min((int64_t)kRows, keys - key), rows = count > 0 ? p.Rows(n) : 0;
     __syncthreads();  // the tiles before are read
-    LoadTile<M, kRows, kWidth>((const T*)arrays.k + first * p.size, count, p.size,
-                               shared + Shared::kOwnA);
-    LoadTile<M, kRows, kWidth>((const T*)arrays.v + first * p.value_size, count, p.value_size,
-                               shared + Shared::kOwnB);
+    LoadTile<M, kRows, kWidth>((const T*)arrays.k + p.of_k.At(n, kv_head, key), count, p.size,
+                               p.of_k.position, shared + Shared::kOwnA);
+    LoadTile<M, kRows, kWidth>((const T*)arrays.v + p.of_v.At(n, kv_head, key), count, p.value_size,
+                               p.of_v.position, shared + Shared::kOwnB);
     float dk[kOut / 8][4] = {}, dv[kOut / 8][4] = {};
     const int64_t first_row = p.causal ? key / kColumns * kColumns : 0, group = p.Group();
     for (int64_t g = 0; g < group; g++) {
-      const int64_t h = kv_head % p.kv_heads * group + g, head = n * p.heads + h;
+      const int64_t h = kv_head * group + g, head = n * p.heads + h;
       for (int64_t row = first_row; row < rows; row += kColumns) {
         const int64_t from = head * p.rows + row;
         __syncthreads();
-        LoadTile<M, kColumns, kWidth>((const T*)arrays.q + from * p.size, rows - row, p.size,
-                                      shared + Shared::kOtherA);
-        LoadTile<M, kColumns, kWidth>((const T*)arrays.dy + from * p.value_size, rows - row,
-                                      p.value_size, shared + Shared::kOtherB);
+        LoadTile<M, kColumns, kWidth>((const T*)arrays.q + p.of_q.At(n, h, row), rows - row, p.size,
+                                      p.of_q.position, shared + Shared::kOtherA);
+        LoadTile<M, kColumns, kWidth>((const T*)arrays.dy + p.of_y.At(n, h, row), rows - row,
+                                      p.value_size, p.of_y.position, shared + Shared::kOtherB);
         if (threadIdx.x < kColumns) {
           const bool there = row + threadIdx.x < rows;
           lse[threadIdx.x] = there ? arrays.lse[from + threadIdx.x] : -INFINITY;
@@ -159,12 +160,14 @@ __global__ void __launch_bounds__(kBlockThreads)
         AddWeighted<M>(ds, room, shared + Shared::kOtherA + part, kPitch, dk);
       }
     }
-    const int64_t to = first + warp * 16, there = p.columns - key - warp * 16;
+    const int64_t to = key + warp * 16, there = p.columns - to;
     const float one[2] = {1.f, 1.f};
-    StoreRows((const float (&)[kOut / 8][4]) dk, one, (T*)arrays.dk + to * p.size + part, there,
-              p.size, p.size - part);
-    StoreRows((const float (&)[kOut / 8][4]) dv, one, (T*)arrays.dv + to * p.value_size + part,
-              there, p.value_size, p.value_size - part);
+    StoreRows((const float (&)[kOut / 8][4]) dk, one,
+              (T*)arrays.dk + p.of_k.At(n, kv_head, to) + part, there, p.of_k.position,
+              p.size - part);
+    StoreRows((const float (&)[kOut / 8][4]) dv, one,
+              (T*)arrays.dv + p.of_v.At(n, kv_head, to) + part, there, p.of_v.position,
+              p.value_size - part);
   }
 }
 

@@ -1,8 +1,9 @@
 // Attention by wgmma and TMA, for sm_90a: what flash_forward.cu and flash_backward.cu do for the
-// rung `flash`. Arrays are contiguous, (batch, heads, positions, size), at multiples of 16 bytes;
-// what is written overlaps nothing.
+// rung `flash`. Arrays are (batch, heads, positions, size) by their strides, with rows at multiples
+// of 16 bytes; what is written overlaps nothing.
 #pragma once
 #include "cuda/runtime/context.cuh"
+#include "math/attention.h"
 
 namespace dlsys {
 namespace cuda {
@@ -11,13 +12,14 @@ namespace cuda {
 struct FlashProblem {
   int64_t batch, heads, kv_heads;  // kv_heads divides heads
   int64_t rows, columns, size;
-  int dtype;  // of 16 bits
+  AttentionLayout of_q, of_k, of_v, of_y;  // and of their gradients
+  int dtype;                               // of 16 bits
   float scale;
   bool causal;  // row r sees the columns up to r
   DLContext ctx;
 };
 
-// Why it cannot run, or "".
+// Why it cannot run, or "". Strides, of size % 8 == 0 too, are multiples of 16 bytes then.
 const char* FlashError(const FlashProblem& problem);
 
 struct FlashForward {

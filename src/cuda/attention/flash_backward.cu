@@ -26,23 +26,31 @@ constexpr int kPadding = 128;
 
 // ---- sums of rows ----
 
-// A warp takes a row. Rows that see no key, and those that pad, get a sum of exponentials whose
-// weights are 0.
-template <class E>
+// kGroup threads take a row, 16 bytes each. Rows that see no key, and those that pad, get a sum of
+// exponentials whose weights are 0.
+template <class E, int kGroup>
 __global__ void __launch_bounds__(kThreads)
-    RowSumsKernel(const E* y, const E* dy, const float* lse, int64_t samples, int64_t rows,
-                  int64_t padded, int64_t size, float* scaled_lse, float* row_sums) {
-  const int l = threadIdx.x % 32;
+    RowSumsKernel(const E* y, const E* dy, const float* lse, AttentionLayout of_y, int64_t samples,
+                  int64_t heads, int64_t rows, int64_t padded, int64_t size, float* scaled_lse,
+                  float* row_sums) {
+  constexpr int kCount = 16 / (int)sizeof(E);
+  struct alignas(16) Vector {
+    E x[kCount];
+  };
+  const int64_t k = threadIdx.x % kGroup * kCount;
   GridDependencySynchronize();
-  for (int64_t at = FirstItem() / 32; at < samples * padded; at += ItemStep() / 32) {
-    const int64_t row = at % padded, from = at / padded * rows + row;
+  for (int64_t at = FirstItem() / kGroup; at < samples * padded; at += ItemStep() / kGroup) {
+    const int64_t row = at % padded, sample = at / padded;
     float sum = 0.f;
-    if (row < rows)
-      for (int64_t k = l; k < size; k += 32)
-        sum += (float)y[from * size + k] * (float)dy[from * size + k];
-    sum = GroupReduce<SumMonoid, 32>(sum);
-    if (l) continue;
-    const float of_row = row < rows ? lse[from] : -INFINITY;
+    if (row < rows && k < size) {
+      const int64_t from = of_y.At(sample / heads, sample % heads, row) + k;
+      const Vector a = *(const Vector*)(y + from), b = *(const Vector*)(dy + from);
+#pragma unroll
+      for (int e = 0; e < kCount; e++) sum += (float)a.x[e] * (float)b.x[e];
+    }
+    sum = GroupReduce<SumMonoid, kGroup>(sum);
+    if (k) continue;
+    const float of_row = row < rows ? lse[sample * rows + row] : -INFINITY;
     scaled_lse[at] = of_row == -INFINITY ? INFINITY : of_row * kLog2E;
     row_sums[at] = sum;
   }
@@ -65,26 +73,24 @@ struct KeysTiling {
   static constexpr int kK = 0, kQ = 1, kDy = kQ + kStages, kPairs = kDy + kStages;
 };
 
-// The tiles of keys of a block: every so-many-th of all; the first keys of a head, which most rows
-// see under a causal mask, come first. begin and end are of the rows that see a tile.
+// The tiles of keys of a block; the first keys of a head, which most rows see under a causal mask,
+// come first. begin and end are of the rows that see a tile.
 template <class T, bool kCausal>
 class KeyTiles {
  public:
-  __device__ __forceinline__ explicit KeyTiles(const Params& params)
-      : params_(params), index_((int)blockIdx.x) {}
+  __device__ __forceinline__ explicit KeyTiles(const Params& params) : params_(params) {}
 
   __device__ __forceinline__ bool Next(Tile& tile) {
-    if (index_ >= params_.grid.tiles * params_.grid.samples) return false;
-    const Position at = PositionOf(params_.grid, index_);
+    Position at;
+    if (!turns_.Next(params_.grid, at)) return false;
     const int key = at.tile * T::kKeys, end = (params_.rows + T::kRows - 1) / T::kRows;
     tile = {key, at.sample, kCausal ? min(key / T::kRows, end) : 0, end};
-    index_ += (int)gridDim.x;
     return true;
   }
 
  private:
   const Params& params_;
-  int index_;
+  Turns<kCausal> turns_;
 };
 
 template <class T, bool kCausal>
@@ -98,9 +104,10 @@ __device__ __forceinline__ void ProduceForKeys(const CUtensorMap* map_q, const C
   for (Tile tile; tiles.Next(tile); at_k.Advance()) {
     WaitForPhase(Empty(barriers, T::kK), at_k.parity ^ 1);
     ArriveExpecting(Full(barriers, T::kK), 2 * T::kTileK);
-    LoadTile<T::kKeys, T::kSize>(memory, map_k, Full(barriers, T::kK), tile.row, tile.sample);
+    LoadTile<T::kKeys, T::kSize>(memory, map_k, Full(barriers, T::kK), tile.row, tile.sample,
+                                 params.KvHeads());
     LoadTile<T::kKeys, T::kSize>(memory + T::kOfV, map_v, Full(barriers, T::kK), tile.row,
-                                 tile.sample);
+                                 tile.sample, params.KvHeads());
     for (int head = 0; head < params.group; head++) {
       const int sample = tile.sample * params.group + head;
       for (int block = tile.begin; block < tile.end; block++, at.Advance()) {
@@ -112,7 +119,7 @@ __device__ __forceinline__ void ProduceForKeys(const CUtensorMap* map_q, const C
           WaitForPhase(Empty(barriers, pair), at.parity ^ 1);
           ArriveExpecting(Full(barriers, pair), T::kTileQ + T::kRowNbytes);
           LoadTile<T::kRows, T::kSize>(ring + at.stage * T::kTileQ, map, Full(barriers, pair), row,
-                                       sample);
+                                       sample, params.heads);
           LoadBytes(to + at.stage * 2 * T::kRowNbytes, from + of_row, T::kRowNbytes,
                     Full(barriers, pair));
         };
@@ -196,8 +203,9 @@ __device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const 
       for (int e = 0; e < 4; e++) dk[j][e] *= params.scale;
     }
     const int first = tile.row + consumer * 64;
-    StoreRows<E>(dk, map_dk, staging, first, tile.sample, 1 + consumer);
-    StoreRows<E>(dv, map_dv, staging + T::kTileK / 2, first, tile.sample, 1 + consumer);
+    StoreRows<E>(dk, map_dk, staging, first, tile.sample, params.KvHeads(), 1 + consumer);
+    StoreRows<E>(dv, map_dv, staging + T::kTileK / 2, first, tile.sample, params.KvHeads(),
+                 1 + consumer);
   }
   if (thread == 0) WaitForStores();
 }
@@ -254,16 +262,18 @@ __device__ __forceinline__ void ProduceForRows(const CUtensorMap* map_q, const C
   for (Tile tile; tiles.Next(tile); at_q.Advance()) {
     WaitForPhase(Empty(barriers, T::kQ), at_q.parity ^ 1);
     ArriveExpecting(Full(barriers, T::kQ), 2 * T::kTileQ);
-    LoadTile<T::kRows, T::kSize>(memory, map_q, Full(barriers, T::kQ), tile.row, tile.sample);
+    LoadTile<T::kRows, T::kSize>(memory, map_q, Full(barriers, T::kQ), tile.row, tile.sample,
+                                 params.heads);
     LoadTile<T::kRows, T::kSize>(memory + T::kOfDy, map_dy, Full(barriers, T::kQ), tile.row,
-                                 tile.sample);
+                                 tile.sample, params.heads);
     for (int block = 0; block < tile.end; block++, at.Advance()) {
       const auto load = [&](const CUtensorMap* map, int pair, uint32_t ring) {
         pair += at.stage;
         WaitForPhase(Empty(barriers, pair), at.parity ^ 1);
         ArriveExpecting(Full(barriers, pair), T::kTileK);
         LoadTile<T::kKeys, T::kSize>(ring + at.stage * T::kTileK, map, Full(barriers, pair),
-                                     block * T::kKeys, tile.sample / params.group);
+                                     block * T::kKeys, tile.sample / params.group,
+                                     params.KvHeads());
       };
       load(map_k, T::kK, memory + T::kOfK);
       load(map_v, T::kV, memory + T::kOfV);
@@ -330,7 +340,8 @@ __device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const 
 #pragma unroll
       for (int e = 0; e < 4; e++) dq[j][e] *= params.scale;
     }
-    StoreRows<E>(dq, map_dq, staging, tile.row + consumer * 64, tile.sample, 1 + consumer);
+    StoreRows<E>(dq, map_dq, staging, tile.row + consumer * 64, tile.sample, params.heads,
+                 1 + consumer);
   }
   if (thread == 0) WaitForStores();
 }
@@ -374,31 +385,36 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
   const int multiprocessors = Multiprocessors(p.ctx.device_id);
   Scratch sums(p.ctx, 2 * samples * padded * (int64_t)sizeof(float), stream);
   float *scaled_lse = (float*)sums.data(), *row_sums = scaled_lse + samples * padded;
-  LaunchClusters(op, RowSumsKernel<E>, Blocks(samples * padded * 32), 1, kThreads, 0, true, stream,
-                 (const E*)arrays.y, (const E*)arrays.dy, arrays.lse, samples, p.rows, padded,
-                 p.size, scaled_lse, row_sums);
+  constexpr int kGroup = kSize / 8;  // threads of a row
+  LaunchClusters(op, RowSumsKernel<E, kGroup>, Blocks(samples * padded * kGroup), 1, kThreads, 0,
+                 true, stream, (const E*)arrays.y, (const E*)arrays.dy, arrays.lse, p.of_y, samples,
+                 p.heads, p.rows, padded, p.size, scaled_lse, row_sums);
   Params params = {};
-  params.rows = (int)p.rows, params.columns = (int)p.columns;
+  params.rows = (int)p.rows, params.columns = (int)p.columns, params.heads = (int)p.heads;
   params.group = (int)(p.heads / p.kv_heads), params.padded = (int)padded;
   params.scale = p.scale, params.lse = scaled_lse, params.row_sums = row_sums;
-  const auto map = [&](const void* data, int64_t of, int64_t positions, int rows) {
-    return MapOf<E>(op, data, of, positions, p.size, rows);
+  const auto of_q = [&](const void* data, int rows) {
+    return MapOfRows<E>(op, p, p.of_q, data, rows);
   };
-  const auto of_q = [&](const void* data, int rows) { return map(data, samples, p.rows, rows); };
-  const auto of_k = [&](const void* data, int rows) { return map(data, of_keys, p.columns, rows); };
-  params.grid = GridOf(key_tiles, of_keys, 4 * p.rows * p.size * params.group, 1);
-  LaunchClusters(op,
-                 p.causal ? FlashKeysKernel<E, OfKeys, true> : FlashKeysKernel<E, OfKeys, false>,
-                 (unsigned)std::min<int64_t>(of_keys * key_tiles, multiprocessors), 1,
-                 OfKeys::kThreads, OfKeys::kNbytes, true, stream, of_q(arrays.q, OfKeys::kRows),
-                 of_k(arrays.k, OfKeys::kKeys), of_k(arrays.v, OfKeys::kKeys),
-                 of_q(arrays.dy, OfKeys::kRows), of_k(arrays.dk, 64), of_k(arrays.dv, 64), params);
-  params.grid = GridOf(row_tiles, samples, 4 * p.columns * p.size, params.group);
+  const auto of_k = [&](const void* data, int rows) {
+    return MapOfKeys<E>(op, p, p.of_k, data, rows);
+  };
+  const auto of_v = [&](const void* data, int rows) {
+    return MapOfKeys<E>(op, p, p.of_v, data, rows);
+  };
+  const auto of_dy = [&](int rows) { return MapOfRows<E>(op, p, p.of_y, arrays.dy, rows); };
+  params.grid = GridOf(key_tiles, of_keys, 4 * p.rows * p.size * params.group, 1, multiprocessors);
   LaunchClusters(
-      op, p.causal ? FlashRowsKernel<E, OfRows, true> : FlashRowsKernel<E, OfRows, false>,
-      (unsigned)std::min<int64_t>(samples * row_tiles, multiprocessors), 1, OfRows::kThreads,
-      OfRows::kNbytes, true, stream, of_q(arrays.q, OfRows::kRows), of_k(arrays.k, OfRows::kKeys),
-      of_k(arrays.v, OfRows::kKeys), of_q(arrays.dy, OfRows::kRows), of_q(arrays.dq, 64), params);
+      op, p.causal ? FlashKeysKernel<E, OfKeys, true> : FlashKeysKernel<E, OfKeys, false>,
+      (unsigned)params.grid.blocks, 1, OfKeys::kThreads, OfKeys::kNbytes, true, stream,
+      of_q(arrays.q, OfKeys::kRows), of_k(arrays.k, OfKeys::kKeys), of_v(arrays.v, OfKeys::kKeys),
+      of_dy(OfKeys::kRows), of_k(arrays.dk, 64), of_v(arrays.dv, 64), params);
+  params.grid = GridOf(row_tiles, samples, 4 * p.columns * p.size, params.group, multiprocessors);
+  LaunchClusters(op,
+                 p.causal ? FlashRowsKernel<E, OfRows, true> : FlashRowsKernel<E, OfRows, false>,
+                 (unsigned)params.grid.blocks, 1, OfRows::kThreads, OfRows::kNbytes, true, stream,
+                 of_q(arrays.q, OfRows::kRows), of_k(arrays.k, OfRows::kKeys),
+                 of_v(arrays.v, OfRows::kKeys), of_dy(OfRows::kRows), of_q(arrays.dq, 64), params);
 }
 
 template <class E>

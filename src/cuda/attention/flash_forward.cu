@@ -47,7 +47,7 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_q, const CUtensor
     WaitForPhase(Empty(barriers, pair), at.parity ^ 1);
     ArriveExpecting(Full(barriers, pair), T::kTileK);
     LoadTile<T::kKeys, T::kSize>(ring + at.stage * T::kTileK, map, Full(barriers, pair),
-                                 block * T::kKeys, sample);
+                                 block * T::kKeys, sample, params.KvHeads());
     at.Advance();
   };
   RowTiles<T, kCausal> tiles(params);
@@ -55,7 +55,8 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_q, const CUtensor
     const int of_keys = tile.sample / params.group;
     WaitForPhase(Empty(barriers, T::kQ), at_q.parity ^ 1);
     ArriveExpecting(Full(barriers, T::kQ), T::kTileQ);
-    LoadTile<T::kRows, T::kSize>(memory, map_q, Full(barriers, T::kQ), tile.row, tile.sample);
+    LoadTile<T::kRows, T::kSize>(memory, map_q, Full(barriers, T::kQ), tile.row, tile.sample,
+                                 params.heads);
     // v of a tile of keys comes after k of the next one, in the order in which they are needed.
     for (int block = tile.end - 1; block >= -1; block--) {
       if (block >= 0) load(map_k, T::kK, memory + T::kOfK, at_k, block, of_keys);
@@ -162,19 +163,15 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const Params& 
     RowState rows;
     float shrink[2];
     SetZero(y);
-    const auto take_exponentials = [&](int block) {
-      // Tiles of keys are as long as those of rows: only in the last one keys are hidden.
-      if (block == tile.end - 1)
-        Hide<kCausal>(scores, row, block * T::kKeys + l % 4 * 2, params.columns);
-      TakeExponentials(scores, rows, params.scale, shrink);
-    };
     wait(T::kQ, at_q);
     wait(T::kK, at_k);
     BeginProducts();
     BeginProduct<E, T::kSize, T::kRows>(scores, q, k());
     WaitForProducts<0>();
     release(T::kK, at_k);
-    take_exponentials(tile.end - 1);
+    // Tiles of keys are as long as those of rows: only in the last one keys are hidden.
+    Hide<kCausal>(scores, row, (tile.end - 1) * T::kKeys + l % 4 * 2, params.columns);
+    TakeExponentials(scores, rows, params.scale, shrink);
     Round<E>(scores, weights);
     if (tile.end > 1 && consumer == 1) ArriveThreads(kTurn, 256);
     for (int block = tile.end - 2; block >= 0; block--) {
@@ -188,7 +185,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const Params& 
       if (block > 0 || consumer == 0) ArriveThreads(kTurn + 1 - consumer, 256);
       WaitForProducts<1>();
       release(T::kK, at_k);
-      take_exponentials(block);
+      TakeExponentials(scores, rows, params.scale, shrink);
       WaitForProducts<0>();
       release(T::kV, at_v);
 #pragma unroll
@@ -205,7 +202,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const Params& 
     WaitForProducts<0>();
     release(T::kV, at_v);
     Finish(y, rows, params, row, tile.sample);
-    StoreRows<E>(y, map_y, staging, tile.row + consumer * 64, tile.sample, 1 + consumer);
+    StoreRows<E>(y, map_y, staging, tile.row + consumer * 64, tile.sample, params.heads,
+                 1 + consumer);
   }
   if (thread == 0) WaitForStores();
 }
@@ -243,22 +241,21 @@ template <class E, class T>
 void LaunchForward(const char* op, const FlashProblem& problem, const FlashForward& arrays,
                    DLStream stream) {
   const FlashProblem& p = problem;
-  const int64_t samples = p.batch * p.heads, of_keys = p.batch * p.kv_heads;
+  const int64_t samples = p.batch * p.heads;
   const int64_t group = p.heads / p.kv_heads, row_tiles = CeilDiv(p.rows, T::kRows);
   Params params = {};
-  params.rows = (int)p.rows, params.columns = (int)p.columns, params.group = (int)group;
-  params.grid = GridOf(row_tiles, samples, 4 * p.columns * p.size, group);
+  params.rows = (int)p.rows, params.columns = (int)p.columns;
+  params.heads = (int)p.heads, params.group = (int)group;
+  params.grid =
+      GridOf(row_tiles, samples, 4 * p.columns * p.size, group, Multiprocessors(p.ctx.device_id));
   params.scale = p.scale * kLog2E;
   params.lse = arrays.lse;
-  const auto map = [&](const void* data, int64_t of, int64_t positions, int rows) {
-    return MapOf<E>(op, data, of, positions, p.size, rows);
-  };
   const auto kernel = p.causal ? FlashForwardKernel<E, T, true> : FlashForwardKernel<E, T, false>;
-  const int64_t blocks = std::min<int64_t>(samples * row_tiles, Multiprocessors(p.ctx.device_id));
-  LaunchClusters(
-      op, kernel, (unsigned)blocks, 1, T::kThreads, T::kNbytes, true, stream,
-      map(arrays.q, samples, p.rows, T::kRows), map(arrays.k, of_keys, p.columns, T::kKeys),
-      map(arrays.v, of_keys, p.columns, T::kKeys), map(arrays.y, samples, p.rows, 64), params);
+  LaunchClusters(op, kernel, (unsigned)params.grid.blocks, 1, T::kThreads, T::kNbytes, true, stream,
+                 MapOfRows<E>(op, p, p.of_q, arrays.q, T::kRows),
+                 MapOfKeys<E>(op, p, p.of_k, arrays.k, T::kKeys),
+                 MapOfKeys<E>(op, p, p.of_v, arrays.v, T::kKeys),
+                 MapOfRows<E>(op, p, p.of_y, arrays.y, 64), params);
 }
 
 template <class E>

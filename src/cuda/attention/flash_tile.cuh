@@ -20,60 +20,110 @@ constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 constexpr int kAlignment = 1024;  // of tiles, for the swizzle
 constexpr int kSharedNbytes = 227 << 10;
 
-// A tile of rows of one head, and the tiles [begin, end) of the other side that it meets.
+// A tile of rows of one head, and the tiles [begin, end) of the other side that it meets. `sample`
+// numbers the heads of all samples.
 struct Tile {
   int row, sample, begin, end;
 };
 
-// Heads of which each takes so many tiles. Those of a band share k and v, or q and dy, in L2.
+// Heads of which each takes so many tiles, on so many blocks. Those of a band share k and v, or q
+// and dy, in L2. Under a causal mask a block takes pairs of tiles, see Turns.
 struct Grid {
-  int tiles, samples, band;
+  int tiles, samples, band, blocks;
+  int rounds, rest;  // of pairs: each block takes so many, and so many are left
 };
 
-inline Grid GridOf(int64_t tiles, int64_t samples, int64_t nbytes_of_sample, int64_t group) {
+inline Grid GridOf(int64_t tiles, int64_t samples, int64_t nbytes_of_sample, int64_t group,
+                   int multiprocessors) {
   constexpr int64_t kOfL2 = 24 << 20;
   const int64_t band = kOfL2 / std::max<int64_t>(nbytes_of_sample, 1) * group;
-  return {(int)tiles, (int)samples, (int)std::clamp(band, std::min(group, samples), samples)};
+  const int64_t blocks = std::min<int64_t>(tiles * samples, multiprocessors);
+  const int64_t pairs = CeilDiv(tiles, 2) * samples;
+  const int64_t rounds = std::max<int64_t>(pairs / blocks - 1, 0);
+  return {(int)tiles,  (int)samples, (int)std::clamp(band, std::min(group, samples), samples),
+          (int)blocks, (int)rounds,  (int)(pairs - rounds * blocks)};
 }
 
-// Tile `index` of a grid: its number within its head, and its head.
+// A tile by its number within its head, and the head.
 struct Position {
   int tile, sample;
 };
-__device__ __forceinline__ Position PositionOf(const Grid& grid, int index) {
-  const int of_band = grid.band * grid.tiles;
+// The position of `index` where each head has so many.
+__device__ __forceinline__ Position PositionOf(const Grid& grid, int tiles, int index) {
+  const int of_band = grid.band * tiles;
   const int band = index / of_band, in_band = index % of_band;
   const int width = min(grid.band, grid.samples - band * grid.band);
   return {in_band / width, band * grid.band + in_band % width};
 }
 
-// What all kernels know of a problem.
-struct Shape {
-  int rows, columns, group;  // `group` heads of q share one of k and v
-  Grid grid;
+// The tiles of a block, by a fixed order. All are of one length: every so-many-th. Under a causal
+// mask a head's tile 0 is the longest and each of the next is shorter by as much, so that the first
+// with the last, the second with the last but one and so on are pairs of one length: a block takes
+// every so-many-th pair. What does not fill all blocks with pairs goes as single tiles, the longest
+// first, to the blocks from first to last, back, and so on: blocks end within a few hundredths of
+// each other, where every so-many-th tile would leave a tenth.
+template <bool kCausal>
+class Turns {
+ public:
+  __device__ __forceinline__ bool Next(const Grid& grid, Position& at) {
+    const int block = (int)blockIdx.x, blocks = grid.blocks;
+    if constexpr (!kCausal) {
+      const int index = turn_++ * blocks + block;
+      if (index >= grid.tiles * grid.samples) return false;
+      at = PositionOf(grid, grid.tiles, index);
+      return true;
+    }
+    while (true) {
+      const int turn = turn_++, last = turn - 2 * grid.rounds;
+      int pair = turn / 2 * blocks + block;
+      bool shorter = turn % 2;
+      if (last >= 0) {
+        const int slot = last * blocks + (last % 2 ? blocks - 1 - block : block);
+        if (last * blocks >= 2 * grid.rest) return false;
+        if (slot >= 2 * grid.rest) continue;
+        shorter = slot >= grid.rest;
+        pair = grid.rounds * blocks + (shorter ? 2 * grid.rest - 1 - slot : slot);
+      }
+      at = PositionOf(grid, (grid.tiles + 1) / 2, pair);
+      const int other = grid.tiles - 1 - at.tile;
+      if (shorter && other == at.tile) continue;  // the middle one is no pair
+      if (shorter) at.tile = other;
+      return true;
+    }
+  }
+
+ private:
+  int turn_ = 0;
 };
 
-// The tiles of rows of a block: every so-many-th of all. The last rows of a head come first, since
-// under a causal mask they see most.
+// What all kernels know of a problem.
+struct Shape {
+  int rows, columns, heads, group;  // `group` heads of q share one of k and v
+  Grid grid;
+
+  // Heads of k and v of a sample.
+  __device__ __forceinline__ int KvHeads() const { return heads / group; }
+};
+
+// The tiles of rows of a block. The last rows of a head come first, since under a causal mask they
+// see most.
 template <class T, bool kCausal>
 class RowTiles {
  public:
-  __device__ __forceinline__ explicit RowTiles(const Shape& shape)
-      : shape_(shape), index_((int)blockIdx.x) {}
+  __device__ __forceinline__ explicit RowTiles(const Shape& shape) : shape_(shape) {}
 
   __device__ __forceinline__ bool Next(Tile& tile) {
-    if (index_ >= shape_.grid.tiles * shape_.grid.samples) return false;
-    const Position at = PositionOf(shape_.grid, index_);
+    Position at;
+    if (!turns_.Next(shape_.grid, at)) return false;
     const int row = (shape_.grid.tiles - 1 - at.tile) * T::kRows;
     const int seen = kCausal ? min(shape_.columns, row + T::kRows) : shape_.columns;
     tile = {row, at.sample, 0, (seen + T::kKeys - 1) / T::kKeys};
-    index_ += (int)gridDim.x;
     return true;
   }
 
  private:
   const Shape& shape_;
-  int index_;
+  Turns<kCausal> turns_;
 };
 
 // Pairs of barriers, full and empty: of a tile, or of a stage of a ring.
@@ -86,28 +136,29 @@ __device__ __forceinline__ uint32_t Empty(uint32_t barriers, int pair) {
 __device__ __forceinline__ void InitBarriers(uint32_t barriers, int pairs, int consumers) {
   for (int pair = 0; pair < pairs; pair++) {
     InitBarrier(Full(barriers, pair), 1);
-    InitBarrier(Empty(barriers, pair), consumers);
+    InitBarrier(Empty(barriers, pair), consumers * 4);
   }
   PublishBarriers();
 }
 
-// A consumer waits for a stage, and gives it back: one thread of its warpgroup does for all.
+// A consumer waits for a stage, and gives it back: a thread of each warp does for all.
 template <int kStages>
 __device__ __forceinline__ void WaitForStage(uint32_t barriers, int pair,
                                              const RingPosition<kStages>& at) {
   WaitForPhase(Full(barriers, pair + at.stage), at.parity);
 }
 __device__ __forceinline__ void ReleaseStage(uint32_t barriers, int pair, int stage) {
-  if (threadIdx.x % 128 == 0) ArriveAt(Empty(barriers, pair + stage), 0);
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ArriveAt(Empty(barriers, pair + stage), 0);
 }
 
-// Begins to copy a tile, all of it within one row of boxes.
+// Begins to copy a tile, all of it within one row of boxes. `sample` is of `heads` a batch.
 template <int kRows, int kSize>
 __device__ __forceinline__ void LoadTile(uint32_t to, const CUtensorMap* map, uint32_t barrier,
-                                         int row, int sample) {
+                                         int row, int sample, int heads) {
 #pragma unroll
   for (int box = 0; box < kSize / 64; box++)
-    LoadBox<false>(to + box * kRows * 128, map, barrier, box * 64, row, sample);
+    LoadBox(to + box * kRows * 128, map, barrier, box * 64, row, sample % heads, sample / heads);
 }
 
 // Accumulators of 64 rows of a product, by eight columns, and as an operand of the next product.
@@ -162,7 +213,8 @@ __device__ __forceinline__ void Round(const float (&d)[kSteps * 2][4], uint32_t 
 // `number` is of the warpgroup's barrier.
 template <class E, int kColumns>
 __device__ __forceinline__ void StoreRows(const float (&d)[kColumns][4], const CUtensorMap* map,
-                                          uint32_t staging, int row, int sample, int number) {
+                                          uint32_t staging, int row, int sample, int heads,
+                                          int number) {
   const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const int r = thread / 32 * 16 + l % 16;  // of the row whose address this lane gives
   if (thread == 0) WaitForStoresReads();
@@ -180,16 +232,23 @@ __device__ __forceinline__ void StoreRows(const float (&d)[kColumns][4], const C
   if (thread == 0) {
 #pragma unroll
     for (int box = 0; box < kColumns / 8; box++)
-      StoreBox(map, staging + box * 64 * 128, box * 64, row, sample);
+      StoreBox(map, staging + box * 64 * 128, box * 64, row, sample % heads, sample / heads);
     CloseStores();
   }
 }
 
-// A map of (samples, positions, size) in boxes of `rows` positions.
+// Maps of arrays of rows and of keys, in boxes of `rows` positions of a head.
 template <class E>
-CUtensorMap MapOf(const char* op, const void* data, int64_t samples, int64_t positions,
-                  int64_t size, int rows) {
-  return BoxMap(op, kDtype<E>, data, size, positions, size, samples, rows);
+CUtensorMap MapOfRows(const char* op, const FlashProblem& p, const AttentionLayout& layout,
+                      const void* data, int rows) {
+  return HeadMap(op, kDtype<E>, data, {p.size, p.rows, p.heads, p.batch},
+                 {layout.position, layout.head, layout.batch}, rows);
+}
+template <class E>
+CUtensorMap MapOfKeys(const char* op, const FlashProblem& p, const AttentionLayout& layout,
+                      const void* data, int rows) {
+  return HeadMap(op, kDtype<E>, data, {p.size, p.columns, p.kv_heads, p.batch},
+                 {layout.position, layout.head, layout.batch}, rows);
 }
 
 }  // namespace flash

@@ -1,9 +1,9 @@
 // The forward kernel of `tiled`: FlashAttention-2 (Dao, 2023) with the online softmax of Milakov
 // and Gimelshein (2018). A block owns 64 queries of a head, in shared memory, 16 a warp, and goes
 // over the keys by tiles; scores, weights and the output's sums stay in registers, no T × T matrix
-// is written. Arrays are (batch, heads, positions, size), contiguous; y overlaps no input. Products
-// limit it, with tensor cores also exp and the loads of tiles, which nothing hides but other
-// blocks.
+// is written. Arrays are (batch, heads, positions, size) by their strides; y overlaps no input.
+// Products limit it, with tensor cores also exp and the loads of tiles, which nothing hides but
+// other blocks.
 #pragma once
 #include "cuda/attention/tile.cuh"
 
@@ -117,22 +117,22 @@ __global__ void __launch_bounds__(kBlockThreads)
     const int64_t head = tile / row_tiles, n = head / p.heads, h = head % p.heads;
     const int64_t row =
         (row_tiles - 1 - tile % row_tiles) * kRows;  // under `causal` long ones first
-    const int64_t kv_head = n * p.kv_heads + h / p.Group(), rows = p.Rows(n);
+    const int64_t kv_head = h / p.Group(), rows = p.Rows(n);
     const int64_t row_end = min(row + kRows, p.rows);
     const int64_t end = row < rows ? p.Columns(n, row_end) : 0;
     const WarpRows at{n, h, row + warp * 16, row_end, end};
     __syncthreads();  // the tiles before are read
-    LoadTile<M, kRows, kWidth>((const T*)arrays.q + (head * p.rows + row) * p.size,
-                               min(row_end, rows) - row, p.size, shared + Shared::kQ);
+    LoadTile<M, kRows, kWidth>((const T*)arrays.q + p.of_q.At(n, h, row), min(row_end, rows) - row,
+                               p.size, p.of_q.position, shared + Shared::kQ);
     RunningRows running;
     float sums[kWidth / 8][4] = {};
     for (int64_t column = 0; column < end; column += kColumns) {
-      const int64_t from = kv_head * p.columns + column, count = end - column;
+      const int64_t count = end - column;
       __syncthreads();
-      LoadTile<M, kColumns, kWidth>((const T*)arrays.k + from * p.size, count, p.size,
-                                    shared + Shared::kK);
-      LoadTile<M, kColumns, kWidth>((const T*)arrays.v + from * p.value_size, count, p.value_size,
-                                    shared + Shared::kV);
+      LoadTile<M, kColumns, kWidth>((const T*)arrays.k + p.of_k.At(n, kv_head, column), count,
+                                    p.size, p.of_k.position, shared + Shared::kK);
+      LoadTile<M, kColumns, kWidth>((const T*)arrays.v + p.of_v.At(n, kv_head, column), count,
+                                    p.value_size, p.of_v.position, shared + Shared::kV);
       __syncthreads();
       float scores[kColumns / 8][4] = {}, shrink[2];
       AddProduct<M, false, kWidth>(shared + Shared::kQ + warp * 16 * kPitch, kPitch,
@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(kBlockThreads)
             seen ? running.largest[r] + logf(running.total[r]) : -INFINITY;
     }
     StoreRows((const float (&)[kWidth / 8][4]) sums, inverse,
-              (T*)arrays.y + (head * p.rows + at.row) * p.value_size, row_end - at.row,
-              p.value_size, p.value_size);
+              (T*)arrays.y + p.of_y.At(n, h, at.row), row_end - at.row, p.of_y.position,
+              p.value_size);
   }
 }
 

@@ -182,18 +182,19 @@ __device__ __forceinline__ void AddWeighted(const float (&weights)[kDepthTiles][
 template <class M, int kDepthTiles>
 constexpr int kRoomNumel = M::kFromRegisters ? 0 : kRows * (8 * kDepthTiles + M::kPad);
 
-// Copies `count` rows of `size` numbers to a tile of kTileRows rows of kWidth, zeros around them.
+// Copies `count` rows of `size` numbers, `pitch` apart, to a tile of kTileRows rows of kWidth,
+// zeros around them.
 template <class M, int kTileRows, int kWidth>
 __device__ __forceinline__ void LoadTile(const void* from, int64_t count, int64_t size,
-                                         typename M::Element* tile) {
+                                         int64_t pitch, typename M::Element* tile) {
   using T = typename M::Storage;
   constexpr int kPitch = kWidth + M::kPad, kVector = 16 / (int)sizeof(T);
   constexpr int kVectors = kWidth / kVector;
   const T* rows = (const T*)from;
-  const bool aligned = size % kVector == 0 && (uintptr_t)rows % 16 == 0;
+  const bool aligned = size % kVector == 0 && pitch % kVector == 0 && (uintptr_t)rows % 16 == 0;
   for (int i = threadIdx.x; i < kTileRows * kVectors; i += kBlockThreads) {
     const int row = i / kVectors, col = i % kVectors * kVector;
-    const T* at = rows + row * size + col;
+    const T* at = rows + row * pitch + col;
     __align__(16) T values[kVector];
     if (aligned && row < count && col < size) {
       *(float4*)values = *(const float4*)at;
@@ -207,18 +208,18 @@ __device__ __forceinline__ void LoadTile(const void* from, int64_t count, int64_
   }
 }
 
-// Writes a warp's sums (16, kTiles * 8) times `factor` of each row, 0 where that is 0, to rows of
-// `size` numbers, of which `count` rows and `cols` columns are there.
+// Writes a warp's sums (16, kTiles * 8) times `factor` of each row, 0 where that is 0, to rows that
+// are `pitch` apart, of which `count` rows and `cols` columns are there.
 template <class T, int kTiles>
 __device__ __forceinline__ void StoreRows(const float (&sums)[kTiles][4], const float (&factor)[2],
-                                          T* to, int64_t count, int64_t size, int64_t cols) {
+                                          T* to, int64_t count, int64_t pitch, int64_t cols) {
 #pragma unroll
   for (int j = 0; j < kTiles; j++)
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       const int row = LaneRow(e), col = j * 8 + LaneColumn(e);
       const float value = factor[e / 2] == 0.f ? 0.f : sums[j][e] * factor[e / 2];
-      if (row < count && col < cols) to[row * size + col] = T(value);
+      if (row < count && col < cols) to[row * pitch + col] = T(value);
     }
 }
 

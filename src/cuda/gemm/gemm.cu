@@ -108,6 +108,21 @@ void MatmulBias(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t
   RunGemm(op, gemm, stream, algorithm);
 }
 
+// y = op(A) op(B) + bias, bias (n), and z = activation(y), of 16 bits.
+template <class T>
+void MatmulBiasBoth(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t trans_a,
+                    int64_t trans_b, int64_t algorithm, int64_t precision, int64_t activation,
+                    DLArray* y, DLArray* z, DLStream stream) {
+  const char* op = "matmul_bias_both";
+  Gemm gemm = Checked<T>(op, a, trans_a, b, trans_b, precision, z);
+  SetBias(op, bias, z, &gemm);
+  Enter(op, z, y);
+  CheckSameShape(op, y, z);
+  gemm.epilogue.before = const_cast<float*>(Address(op, y, gemm.dtype));
+  gemm.epilogue.activation = CheckedEpilogue(op, activation, 1, kActivations);
+  RunGemm(op, gemm, stream, algorithm);
+}
+
 // dx = gradient(side, op(A) op(B)), side of dx's shape.
 template <class T>
 void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int64_t trans_a,
@@ -143,9 +158,12 @@ DLSYS_ALGORITHMS(cuda, matmul, GemmAlgorithms);
 DLSYS_KERNEL_TYPED(cuda, matmul_map, MatmulMap);
 DLSYS_KERNEL_TYPED(cuda, matmul_bias, MatmulBias);
 DLSYS_KERNEL_TYPED(cuda, matmul_gradient, MatmulGradient);
+DLSYS_KERNEL_OF(cuda, matmul_bias_both, "matmul_bias_both", DL_BFLOAT16, MatmulBiasBoth<bfloat16>);
+DLSYS_KERNEL_OF(cuda, matmul_bias_both, "matmul_bias_both", DL_FLOAT16, MatmulBiasBoth<float16>);
 DLSYS_KERNEL(cuda, matmul_sums, MatmulSums);
 DLSYS_ALGORITHMS(cuda, matmul_map, GemmAlgorithms);
 DLSYS_ALGORITHMS(cuda, matmul_bias, GemmAlgorithms);
+DLSYS_ALGORITHMS(cuda, matmul_bias_both, GemmAlgorithms);
 DLSYS_ALGORITHMS(cuda, matmul_gradient, GemmAlgorithms);
 DLSYS_ALGORITHMS(cuda, matmul_sums, GemmAlgorithms);
 

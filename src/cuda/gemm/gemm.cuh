@@ -23,6 +23,7 @@ struct Epilogue {
   const float* side = nullptr;  // (m, n)
   int activation = 0;
   int gradient = 0;
+  float* before = nullptr;  // (m, n): where x + bias goes as well, see RunGemm
   bool Empty() const { return !bias && !activation && !gradient; }
 };
 
@@ -125,7 +126,8 @@ extern const GemmRung kCublas;    // cuBLAS and cuBLASLt
 
 // Runs the GEMM by an algorithm of GemmAlgorithms, counted from 1: a rung by its heuristic, or one
 // of its variants. 0 asks the heuristic: a tiled kernel, or cuBLAS where it is usable, estimated to
-// be faster, and DLSYS_BLAS is not "own".
+// be faster, and DLSYS_BLAS is not "own". Of 16 bits the rung `hopper` stores what the activation
+// is applied to as well, where it can; elsewhere the activation is a kernel behind the product.
 void RunGemm(const char* op, const Gemm& gemm, DLStream stream, int64_t algorithm = 0);
 const std::vector<Algorithm>& GemmAlgorithms();
 
@@ -141,7 +143,11 @@ struct BatchedGemm {
 void RunBatchedGemm(const char* op, const BatchedGemm& batch, DLStream stream);
 
 void RunGemmByHeuristic(const char* op, const Gemm& gemm, DLStream stream);
-double HopperUs(const Gemm& gemm);  // estimated on an H200; infinite where the rung refuses
+double HopperUs(const Gemm& gemm);          // estimated on an H200; infinite where the rung refuses
+bool StoresBothOnHopper(const Gemm& gemm);  // C, and C before its activation
+// y = activation(x) of n elements of 16 bits.
+void RunActivation(const char* op, int dtype, int activation, const void* x, void* y, int64_t n,
+                   DLStream stream);
 // `count` GEMMs whose operands and results lie one behind the other, by the rung `hopper`; false,
 // and nothing done, where it cannot.
 bool RunBatchOnHopper(const char* op, const Gemm& first, int64_t count, DLStream stream);

@@ -16,6 +16,7 @@ HopperGemm ForHopper(const Gemm& p, int64_t batch = 1) {
                      batch, p.trans_a, p.trans_b, p.dtype, split, p.ctx};
   gemm.bias = p.epilogue.bias, gemm.side = p.epilogue.side;
   gemm.activation = p.epilogue.activation, gemm.gradient = p.epilogue.gradient;
+  gemm.before = p.epilogue.before;
   return gemm;
 }
 
@@ -48,6 +49,10 @@ void Run(const char* op, const Gemm& p, int variant, DLStream stream) {
 
 double HopperUs(const Gemm& p) {
   return Refusal(p) || p.k == 0 ? INFINITY : HopperEstimateUs(ForHopper(p));
+}
+
+bool StoresBothOnHopper(const Gemm& p) {
+  return p.k > 0 && !Refusal(p) && HopperStoresBoth(ForHopper(p));
 }
 
 bool RunBatchOnHopper(const char* op, const Gemm& first, int64_t count, DLStream stream) {

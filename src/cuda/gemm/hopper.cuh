@@ -24,6 +24,7 @@ struct HopperGemm {
   DLContext ctx;
   const void *bias = nullptr, *side = nullptr;  // (n), and of C's shape
   int activation = 0, gradient = 0;             // codes of math/epilogue.h
+  void* before = nullptr;  // of C's shape: C before its activation, where HopperStoresBoth
 };
 
 // Why a device runs none, or "".
@@ -33,6 +34,8 @@ const char* HopperError(const HopperGemm& gemm);
 // Runs it; operands that TMA cannot read as they lie are copied first. `tiling` is an index of
 // HopperTilings, -1 leaves it to the cost model.
 void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int tiling = -1);
+// True where it can store C before its activation too.
+bool HopperStoresBoth(const HopperGemm& gemm);
 // Estimated time in microseconds, on an H200, of one that can.
 double HopperEstimateUs(const HopperGemm& gemm);
 

@@ -8,10 +8,13 @@
 // (split-K); at the end the blocks that made the parts of a tile add them together, each a slice of
 // it, in the order of K: results are deterministic. 3xtf32 runs over K three times, over the upper
 // and lower parts of both operands (Ootomo and Yokota 2022, doi:10.1177/10943420221090256).
+// Epilogues of few instructions, of 16 bits GELU and SiLU among them (fast_functions.cuh), are done
+// in registers, the others through shared memory.
 //
 // Operands lie along K or, of 16 bits, along M or N; C is row-major and overlaps nothing. Large
 // shapes are limited by the tensor cores' power, K below about 1,000 by the stores of C.
 #pragma once
+#include "cuda/gemm/fast_functions.cuh"
 #include "cuda/runtime/hopper.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/ring.cuh"
@@ -53,6 +56,7 @@ struct Params {
   float4* partial;                 // of the parts
   unsigned* arrivals;              // zeros, by tile, block of the cluster and consumer
   void* c;
+  void* before;             // of C's shape: C before its activation, or null
   const void *bias, *side;  // (n), and of C's shape; or null
   int activation, gradient;
   bool in_registers;  // the epilogue is nothing, or of few instructions, and C is stored at once
@@ -328,27 +332,108 @@ __device__ __forceinline__ void StorePairs(const Accumulators<T>& d, const Param
   }
 }
 
-// Applies an epilogue of few instructions, bias and perhaps relu or its gradient, to accumulators:
-// a thread reads pairs of bias and side where it holds them.
+// Applies a fast function of side and accumulators to accumulators, kStep blocks of columns of each
+// group of kGroup at a time. The loop is rolled, so that there is code for one step, and the
+// accumulators of a group go round in their registers. The side of the next step is on its way
+// meanwhile, in pairs of 16 bits.
+template <bool kSide, class E, class T, class F>
+__device__ __forceinline__ void ApplyFunction(Accumulators<T>& d, const Params& params,
+                                              const TileOrigin& origin, const F& function) {
+  constexpr int kStep = 4, kGroup = T::kBlocks < 16 ? T::kBlocks : 16;
+  constexpr int kInRow = T::kBlocks / kGroup, kGroups = T::kWarpgroupM * kInRow;
+  const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const int row0 = origin.row + thread / 32 * 16 + l / 4, col0 = origin.col + l % 4 * 2;
+  const E* from = (const E*)params.side + ((int64_t)origin.z * params.m + row0) * params.n + col0;
+  Pack<E, 2> pairs[kGroups][kStep][2] = {};
+  const auto read = [&](int first) {
+#pragma unroll
+    for (int g = 0; g < kGroups; g++) {
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int row = g / kInRow * 64 + half * 8;
+#pragma unroll
+        for (int j = 0; j < kStep; j++) {
+          const int col = (g % kInRow * kGroup + first + j) * 8;
+          if (row0 + row < params.m && col0 + col < params.n)
+            pairs[g][j][half] = *(const Pack<E, 2>*)(from + (int64_t)row * params.n + col);
+        }
+      }
+    }
+  };
+  if (kSide) read(0);
+#pragma unroll 1
+  for (int first = 0; first < kGroup; first += kStep) {
+    float side[kGroups][kStep][4];
+#pragma unroll
+    for (int g = 0; g < kGroups; g++) {
+#pragma unroll
+      for (int j = 0; j < kStep; j++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) side[g][j][e] = (float)pairs[g][j][e / 2].x[e % 2];
+      }
+    }
+    if (kSide && first + kStep < kGroup) read(first + kStep);
+#pragma unroll
+    for (int g = 0; g < kGroups; g++) {
+      const auto at = [&](int j) -> float (&)[4] { return d[g / kInRow][g % kInRow * kGroup + j]; };
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        float made[kStep];
+#pragma unroll
+        for (int j = 0; j < kStep; j++) made[j] = function(side[g][j][e], at(j)[e]);
+#pragma unroll
+        for (int j = 0; j + kStep < kGroup; j++) at(j)[e] = at(j + kStep)[e];
+#pragma unroll
+        for (int j = 0; j < kStep; j++) at(kGroup - kStep + j)[e] = made[j];
+      }
+    }
+  }
+}
+
+// The functions of fast_functions.cuh, which results of 16 bits take.
+template <class E, class T>
+__device__ __forceinline__ void ApplyFast(Accumulators<T>& d, const Params& params,
+                                          const TileOrigin& origin) {
+#define DLSYS_CASE(code, F) \
+  case code:                \
+    return ApplyFunction<false, E, T>(d, params, origin, fast::F{});
+  switch (params.activation) { DLSYS_FAST_ACTIVATIONS(DLSYS_CASE) }
+#undef DLSYS_CASE
+#define DLSYS_CASE(code, F) \
+  case code:                \
+    return ApplyFunction<true, E, T>(d, params, origin, fast::F{});
+  switch (params.gradient) { DLSYS_FAST_GRADIENTS(DLSYS_CASE) }
+#undef DLSYS_CASE
+}
+
+// Adds the bias to accumulators: a thread reads pairs of it where it holds them.
+template <class E, class T>
+__device__ __forceinline__ void AddBias(Accumulators<T>& d, const Params& params,
+                                        const TileOrigin& origin) {
+  const int col0 = origin.col + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < T::kBlocks; j++) {
+    const int col = col0 + j * 8, valid = params.n - col;
+    float bias[2];
+    Read((const E*)params.bias + col, params.aligned && valid >= 2, valid, bias);
+#pragma unroll
+    for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) d[i][j][e] += bias[e % 2];
+    }
+  }
+}
+
+// Applies relu or its gradient, or a fast function, to accumulators; pairs of side are read as
+// those of the bias.
 template <class E, class T>
 __device__ __forceinline__ void ApplyInRegisters(Accumulators<T>& d, const Params& params,
                                                  const TileOrigin& origin) {
   const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const int row0 = origin.row + thread / 32 * 16 + l / 4, col0 = origin.col + l % 4 * 2;
-  if (params.bias) {
-#pragma unroll
-    for (int j = 0; j < T::kBlocks; j++) {
-      const int col = col0 + j * 8, valid = params.n - col;
-      float bias[2];
-      Read((const E*)params.bias + col, params.aligned && valid >= 2, valid, bias);
-#pragma unroll
-      for (int i = 0; i < T::kWarpgroupM; i++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) d[i][j][e] += bias[e % 2];
-      }
-    }
-  }
-  if (params.activation) {
+  if constexpr (sizeof(E) == 2)
+    if (params.activation > 1 || params.gradient > 1) ApplyFast<E, T>(d, params, origin);
+  if (params.activation == 1) {
 #pragma unroll
     for (int q = 0; q < T::kQuads; q++) {
 #pragma unroll
@@ -358,7 +443,7 @@ __device__ __forceinline__ void ApplyInRegisters(Accumulators<T>& d, const Param
       }
     }
   }
-  if (params.gradient) {
+  if (params.gradient == 1) {
 #pragma unroll
     for (int i = 0; i < 2 * T::kWarpgroupM; i++) {
       const int row = row0 + i / 2 * 64 + i % 2 * 8;
@@ -545,7 +630,9 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
         float bias[2] = {}, side[2] = {};
         if (params.bias) Read((const E*)params.bias + col, at_once, valid, bias);
         if (params.side) Read((const E*)params.side + at, at_once, valid, side);
-        const float x[2] = {function(side[0], sum.x + bias[0]), function(side[1], sum.y + bias[1])};
+        const float before[2] = {sum.x + bias[0], sum.y + bias[1]};
+        if (params.before) Write(before, at_once, valid, (E*)params.before + at);
+        const float x[2] = {function(side[0], before[0]), function(side[1], before[1])};
         Write(x, at_once, valid, (E*)params.c + at);
       }
     });
@@ -553,8 +640,9 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
 }
 
 template <class E, class T, bool kAlongM, bool kAlongN, bool kExact>
-__device__ __forceinline__ void Consume(const CUtensorMap* map_c, const Params& params,
-                                        unsigned char* shared, uint32_t full, uint32_t empty) {
+__device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensorMap* map_before,
+                                        const Params& params, unsigned char* shared, uint32_t full,
+                                        uint32_t empty) {
   const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int part = T::kPingPong ? 0 : consumer, first_row = part * T::kRows;  // of a tile
   const uint32_t rank = T::kCluster > 1 ? ClusterRank() : 0, memory = SharedAddress(shared);
@@ -595,12 +683,18 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const Params& 
     if (segment.tile < params.split_tiles) {
       WritePartial<T>(d, params, segment, rank, part, consumer);
     } else if (params.in_registers) {
-      ApplyInRegisters<E, T>(d, params, origin);
+      const auto store = [&](const CUtensorMap* map) {
+        if constexpr (sizeof(E) == 2)
+          StoreBoxes<E, T>(d, map, SharedAddress(staging), origin.row, origin.col, origin.z,
+                           consumer);
+        else
+          StorePairs<T>(d, params, origin);
+      };
+      if (params.bias) AddBias<E, T>(d, params, origin);
       if constexpr (sizeof(E) == 2)
-        StoreBoxes<E, T>(d, map_c, SharedAddress(staging), origin.row, origin.col, origin.z,
-                         consumer);
-      else
-        StorePairs<T>(d, params, origin);
+        if (params.before) store(map_before);
+      ApplyInRegisters<E, T>(d, params, origin);
+      store(map_c);
     } else {
       StoreQuads<E, T>(d, params, staging, origin, consumer);
     }
@@ -618,6 +712,7 @@ __global__ __launch_bounds__(T::kThreads,
                              1) void GemmKernel(const __grid_constant__ CUtensorMap map_a,
                                                 const __grid_constant__ CUtensorMap map_b,
                                                 const __grid_constant__ CUtensorMap map_c,
+                                                const __grid_constant__ CUtensorMap map_before,
                                                 const Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ __align__(8) uint64_t barriers[2 * T::kStages];
@@ -642,7 +737,7 @@ __global__ __launch_bounds__(T::kThreads,
       Produce<E, T, kAlongM, kAlongN>(&map_a, &map_b, params, SharedAddress(shared), full, empty);
   } else {
     RaiseRegisters<232>();
-    Consume<E, T, kAlongM, kAlongN, kExact>(&map_c, params, shared, full, empty);
+    Consume<E, T, kAlongM, kAlongN, kExact>(&map_c, &map_before, params, shared, full, empty);
   }
   TriggerProgrammaticLaunch();
   if (T::kCluster > 1) LeaveCluster();  // peers may still copy to its memory and arrive there

@@ -135,23 +135,43 @@ using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true
 static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
 
 // Measured on an H200: the time of a panel (128 bytes of K), of what a tile costs besides, and of
-// an epilogue in registers or through shared memory.
+// an epilogue in registers or through shared memory; of a fast function in registers, counted: 20
+// instructions an element and the latency of its side.
 struct TilingCost {
   const char* name;
   int tile_m, tile_n, cluster;
-  double panel_us, tile_us, simple_us, epilogue_us;
+  double panel_us, tile_us, simple_us, fast_us, epilogue_us;
   bool exact, plain;  // has a kernel of 3xtf32, and one of the rest
 };
 constexpr int kPingPong = 1;
 constexpr TilingCost kCosts[kHopperTilings] = {
-    {"128x256", 128, 256, 2, 0.66, 2.4, 1.5, 12, false, true},
-    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 1.5, 12, false, true},
-    {"128x128", 128, 128, 1, 0.37, 1.6, 0.8, 7, true, false},
-    {"128x64", 128, 64, 1, 0.25, 1.2, 0.4, 3.5, true, true}};
+    {"128x256", 128, 256, 2, 0.66, 2.4, 1.5, 4, 12, false, true},
+    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 1.5, 4, 12, false, true},
+    {"128x128", 128, 128, 1, 0.37, 1.6, 0.8, 2, 7, true, false},
+    {"128x64", 128, 64, 1, 0.25, 1.2, 0.4, 1, 3.5, true, true}};
 
 // Epilogues that take few instructions: bias, relu (code 1), or its gradient.
 bool IsSimple(const HopperGemm& gemm) { return gemm.activation <= 1 && gemm.gradient <= 1; }
+// Those of fast_functions.cuh, of results of 16 bits.
+bool IsFast(const HopperGemm& gemm) {
+#define DLSYS_IS(code, F) || gemm.activation == code
+  const bool activation = false DLSYS_FAST_ACTIVATIONS(DLSYS_IS);
+#undef DLSYS_IS
+#define DLSYS_IS(code, F) || gemm.gradient == code
+  return gemm.dtype != DL_FLOAT32 && (activation DLSYS_FAST_GRADIENTS(DLSYS_IS));
+#undef DLSYS_IS
+}
 constexpr int kMostSplits = 132;
+
+bool IsAligned(const HopperGemm& gemm) {
+  return gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.bias) && Aligned16(gemm.side);
+}
+// True where the epilogue is done in registers: those of 16 bits are stored by TMA from there.
+bool IsInRegisters(const HopperGemm& gemm) {
+  if (gemm.dtype == DL_FLOAT32) return IsSimple(gemm);
+  const bool tma_rows = gemm.n % 8 == 0 && Aligned16(gemm.c) && Aligned16(gemm.before);
+  return tma_rows && (IsSimple(gemm) || (IsFast(gemm) && IsAligned(gemm)));
+}
 
 constexpr double kLaunchUs = 0.9, kSplitUs = 6;  // of a launch, and more where K is split
 constexpr double kPartialNbytesUs = 3e6;         // bytes of partial tiles, written and read, a us
@@ -175,7 +195,10 @@ Config Estimated(const HopperGemm& gemm, int index, int multiprocessors) {
                         CeilDiv(gemm.n, cost.tile_n) * gemm.batch;
   const int64_t left = tiles % clusters;
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
-  const double epilogue_us = plain ? 0 : IsSimple(gemm) ? cost.simple_us : cost.epilogue_us;
+  const double epilogue_us = plain            ? 0
+                             : IsSimple(gemm) ? cost.simple_us
+                             : IsFast(gemm)   ? cost.fast_us
+                                              : cost.epilogue_us;
   // Of a tile; under ping-pong one consumer's epilogue and the other's products go on together.
   const auto tile_us = [&](double of_panels) {
     const double main_us = of_panels * cost.panel_us + cost.tile_us;
@@ -231,21 +254,22 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
   params.col_tiles = (int)CeilDiv(gemm.n, T::kTileN);
   params.band = kBand / T::kCluster;
   params.split_tiles = config.split_tiles, params.splits = config.splits;
-  params.c = gemm.c, params.bias = gemm.bias, params.side = gemm.side;
+  params.c = gemm.c, params.before = gemm.before, params.bias = gemm.bias, params.side = gemm.side;
   params.activation = gemm.activation, params.gradient = gemm.gradient;
   const int64_t tiles = (int64_t)params.row_tiles * params.col_tiles * gemm.batch;
   const int64_t split_segments = (int64_t)config.split_tiles * config.splits;
   const int64_t clusters = std::min(Multiprocessors(gemm.ctx.device_id) / T::kCluster,
                                     (int)(split_segments + tiles - config.split_tiles));
-  const bool tma_rows = gemm.n * sizeof(E) % 16 == 0 && Aligned16(gemm.c);
-  params.in_registers = IsSimple(gemm) && (sizeof(E) == 4 || tma_rows);
-  params.aligned =
-      gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.bias) && Aligned16(gemm.side);
+  params.aligned = IsAligned(gemm);
+  params.in_registers = IsInRegisters(gemm);
   const CUtensorMap map_a = MapOf<E>(op, a, T::kTileM);
   const CUtensorMap map_b = MapOf<E>(op, b, T::kTileN / T::kCluster);
-  const CUtensorMap map_c = (sizeof(E) == 2 && params.in_registers)
-                                ? MapOf<E>(op, gemm.c, gemm.n, gemm.m, gemm.n, gemm.batch, T::kRows)
-                                : CUtensorMap{};
+  const auto map_of_result = [&](void* data) {
+    return sizeof(E) == 2 && params.in_registers && data
+               ? MapOf<E>(op, data, gemm.n, gemm.m, gemm.n, gemm.batch, T::kRows)
+               : CUtensorMap{};
+  };
+  const CUtensorMap map_c = map_of_result(gemm.c), map_before = map_of_result(gemm.before);
   std::optional<Scratch> partial, arrivals;
   if (split_segments) {
     const int64_t counters = (int64_t)config.split_tiles * kParts;
@@ -257,7 +281,7 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
   }
   LaunchClusters(op, GemmKernel<E, T, kAlongM, kAlongN, kExact>, (unsigned)(clusters * T::kCluster),
                  T::kCluster, T::kThreads, T::kSharedNbytes, true, stream, map_a, map_b, map_c,
-                 params);
+                 map_before, params);
 }
 
 template <class E, int kTiling>
@@ -323,6 +347,10 @@ double HopperEstimateUs(const HopperGemm& gemm) {
   };
   return kLaunchUs + BestConfig(gemm, -1).us + pack_us(gemm.a, gemm.m, gemm.trans_a) +
          pack_us(gemm.b, gemm.n, !gemm.trans_b);
+}
+
+bool HopperStoresBoth(const HopperGemm& gemm) {
+  return gemm.dtype != DL_FLOAT32 && IsInRegisters(gemm);
 }
 
 bool HopperFits(const HopperGemm& gemm, int tiling) { return HasKernel(gemm, tiling); }

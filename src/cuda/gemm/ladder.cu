@@ -70,6 +70,15 @@ void Run(const char* op, const GemmRung& rung, const Gemm& p, int variant, DLStr
   floats.StoreResult();
 }
 
+// The product, and behind it its activation, whose input is stored too.
+void RunInTwoSteps(const char* op, const Gemm& p, DLStream stream, int64_t algorithm) {
+  Gemm product = p;
+  product.c = p.epilogue.before;
+  product.epilogue.before = nullptr, product.epilogue.activation = 0;
+  RunGemm(op, product, stream, algorithm);
+  RunActivation(op, p.dtype, p.epilogue.activation, product.c, p.c, p.m * p.n, stream);
+}
+
 }  // namespace
 
 const std::vector<Algorithm>& GemmAlgorithms() { return GetLadder().algorithms; }
@@ -79,6 +88,11 @@ void RunGemm(const char* op, const Gemm& p, DLStream stream, int64_t algorithm) 
   const int64_t count = (int64_t)ladder.entries.size();
   if (algorithm < 0 || algorithm > count)
     Fail("%s: there is no algorithm %ld, expected 0 to %ld", op, (long)algorithm, (long)count);
+  if (p.epilogue.before) {
+    const bool hopper = algorithm == 0 || ladder.entries[algorithm - 1].rung == &kHopper;
+    if (!hopper || !StoresBothOnHopper(p)) return RunInTwoSteps(op, p, stream, algorithm);
+    if (algorithm == 0) return kHopper.run(op, p, kHeuristic, stream);
+  }
   if (algorithm == 0) return RunGemmByHeuristic(op, p, stream);
   const Entry& entry = ladder.entries[algorithm - 1];
   const char* name = ladder.algorithms[algorithm - 1].name.c_str();

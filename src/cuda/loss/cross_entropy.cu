@@ -1,10 +1,12 @@
 // Fused cross-entropy: softmax cross-entropy summed over rows x (rows, classes), forward and
 // backward in one launch, where all rows have the same gradient.
 //
-// A thread group takes a row, as in softmax.cu, and reads it again from the cache for the gradient.
-// The loss is a single-pass reduction over the blocks. Outputs overlap no input. Memory bandwidth
-// limits it, for few rows the latency of the launch.
-#include "cuda/loss/cross_entropy.cuh"
+// A thread group takes a row, as in softmax.cu, and reads it again from the cache for the gradient;
+// rows of thousands of classes with class indices are those of long_rows.cuh. The loss is a
+// single-pass reduction over the blocks, and float32 where told to. Statistics are float32. Each
+// element of the gradient is written by the thread that reads the logit last, so that it may
+// overwrite the logits. Memory bandwidth limits it, for few rows the latency of the launch.
+#include "cuda/loss/long_rows.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -13,7 +15,7 @@ namespace {
 // loss[0] = `scale` times the sum of the losses of the rows, dx (rows, classes) = their gradients.
 template <int kGroup, class T, class Op>
 __global__ void FusedCrossEntropyKernel(int64_t rows, int64_t classes, const T* x, Op op, T* dx,
-                                        GridReduction reduction, float scale, T* loss) {
+                                        GridReduction reduction, float scale, Output loss) {
   constexpr int kGroups = kThreads / kGroup;
   const int group = threadIdx.x / kGroup;
   const int rank = threadIdx.x % kGroup;
@@ -36,13 +38,16 @@ __global__ void FusedCrossEntropyKernel(int64_t rows, int64_t classes, const T* 
 
 template <class T, class Op>
 void RunRows(const char* op, int device, const T* x, int64_t rows, int64_t classes, const Op& body,
-             T* dx, const GridReduction& reduction, float scale, T* loss, DLStream stream) {
+             T* dx, const GridReduction& reduction, float scale, Output loss, DLStream stream) {
   const auto run = [&](auto kernel, int group) {
     const unsigned wanted = Blocks(rows, kThreads / group);
     const unsigned blocks = wanted < kMaxPartials ? (wanted ? wanted : 1) : kMaxPartials;
     LaunchClusters(op, kernel, blocks, 1, kThreads, 0, ComputeMajor(device) >= 9, stream, rows,
                    classes, x, body, dx, reduction, scale, loss);
   };
+  if constexpr (std::is_same_v<Op, SparseLabels>)
+    if (HasLongRows(classes, x, dx))
+      return RunLongRows(op, device, x, rows, classes, body, dx, reduction, scale, loss, stream);
   if (classes <= 16) return run(FusedCrossEntropyKernel<16, T, Op>, 16);
   if (classes <= 512) return run(FusedCrossEntropyKernel<32, T, Op>, 32);
   run(FusedCrossEntropyKernel<kThreads, T, Op>, kThreads);
@@ -52,12 +57,12 @@ void RunRows(const char* op, int device, const T* x, int64_t rows, int64_t class
 
 void RunFusedCrossEntropy(const char* op, int device, const float* x, int64_t rows, int64_t classes,
                           const DenseLabels& labels, float* dx, const GridReduction& reduction,
-                          float scale, float* loss, DLStream stream) {
+                          float scale, Output loss, DLStream stream) {
   RunRows(op, device, x, rows, classes, labels, dx, reduction, scale, loss, stream);
 }
 void RunFusedCrossEntropy(const char* op, int device, const float* x, int64_t rows, int64_t classes,
                           const SparseLabels& labels, float* dx, const GridReduction& reduction,
-                          float scale, float* loss, DLStream stream) {
+                          float scale, Output loss, DLStream stream) {
   RunRows(op, device, x, rows, classes, labels, dx, reduction, scale, loss, stream);
 }
 

@@ -5,6 +5,7 @@
 // partial sums in the order of the blocks, so every run gives the same bits.
 #pragma once
 #include "cuda/loss/softmax.cuh"
+#include "cuda/reduce/reduce.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -51,11 +52,13 @@ struct SparseLabels {
   template <int kGroup, int kUnroll = 4, class T, class Put>
   __device__ float Row(const T* in, int64_t row, int64_t label, int64_t classes, int64_t count,
                        int rank, const Put& put) const {
+    const bool valid = label >= 0 && label < classes;
+    // Read before the barriers, behind which the gradient may overwrite it.
+    const float logit = count && valid ? (float)in[label] : NAN;
     const Stats stats = RowStats<kGroup, kUnroll>(in, count, rank);
     if (count == 0) return 0.f;
-    const bool valid = label >= 0 && label < classes;
     const float scale = valid ? dy : NAN;
-    const float loss = valid ? logf(stats.sum) - (in[label] - stats.max) : NAN;
+    const float loss = logf(stats.sum) - (logit - stats.max);
     if (!valid && rank == 0) of.faults.OutOfRange(label, row, classes);
 #pragma unroll kUnroll
     for (int64_t c = rank; c < count; c += kGroup)
@@ -80,12 +83,12 @@ __device__ __forceinline__ unsigned Arrive(const GridReduction& reduction) {
 
 // total[0] = `scale` times the sum of block_sum over the blocks, each of which its first thread
 // has. The last block to arrive adds them in the order of the blocks. It spins until all are
-// written, which cannot deadlock: the other blocks have started and wait for nobody. All kThreads
+// written, which cannot deadlock: the other blocks have started and wait for nobody. All kBlock
 // threads of a block call it.
-template <class T>
+template <int kBlock = kThreads>
 __device__ __forceinline__ void FinishGridSum(float block_sum, unsigned arrival,
                                               const GridReduction& reduction, float scale,
-                                              T* total) {
+                                              Output total) {
   __shared__ bool is_last;
   if (threadIdx.x == 0) {
     // The bits of the sum plus 1: nonzero, which marks it as written.
@@ -96,7 +99,7 @@ __device__ __forceinline__ void FinishGridSum(float block_sum, unsigned arrival,
   __syncthreads();
   if (!is_last) return;
   float sum = 0.f;
-  for (int block = threadIdx.x; block < gridDim.x; block += kThreads) {
+  for (int block = threadIdx.x; block < gridDim.x; block += kBlock) {
     volatile unsigned* partial = reduction.partials + block;
     unsigned bits;
     do bits = *partial;
@@ -104,9 +107,9 @@ __device__ __forceinline__ void FinishGridSum(float block_sum, unsigned arrival,
     *partial = 0;
     sum += __uint_as_float(bits - 1u);
   }
-  sum = GroupReduce<SumMonoid, kThreads>(sum);
+  sum = GroupReduce<SumMonoid, kBlock>(sum);
   if (threadIdx.x == 0) {
-    *total = T(scale * sum);
+    total.Store(0, scale * sum);
     *reduction.arrived = 0;
   }
 }
@@ -115,10 +118,10 @@ __device__ __forceinline__ void FinishGridSum(float block_sum, unsigned arrival,
 // gradients.
 void RunFusedCrossEntropy(const char* op, int device, const float* x, int64_t rows, int64_t classes,
                           const DenseLabels& labels, float* dx, const GridReduction& reduction,
-                          float scale, float* loss, DLStream stream);
+                          float scale, Output loss, DLStream stream);
 void RunFusedCrossEntropy(const char* op, int device, const float* x, int64_t rows, int64_t classes,
                           const SparseLabels& labels, float* dx, const GridReduction& reduction,
-                          float scale, float* loss, DLStream stream);
+                          float scale, Output loss, DLStream stream);
 
 // Class indices for logits x, with gradients scaled by `dy`. Faults name the unfused operator,
 // which is the one that the user wrote.
@@ -134,11 +137,12 @@ inline GridReduction CheckedReduction(const char* op, const DLArray* workspace) 
   return GridReduction{arrived + 1, arrived};
 }
 
+// The loss, of T or float32.
 template <class T = float>
-inline T* CheckedLoss(const char* op, DLArray* loss) {
+inline Output CheckedLoss(const char* op, DLArray* loss) {
   if (Numel(loss) != 1)
     Fail("%s: expected a loss of 1 element, got shape %s", op, ShapeText(loss).c_str());
-  return Out<T>(op, loss);
+  return loss->dtype == DL_FLOAT32 ? Output(Out(op, loss)) : Output(Out<T>(op, loss));
 }
 
 }  // namespace cuda

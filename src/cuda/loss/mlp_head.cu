@@ -92,7 +92,7 @@ __device__ __forceinline__ void ClearPadding(float* values, int columns) {
 template <int kRows, bool kTensorCores, class Labels>
 __global__ __launch_bounds__(kHeadThreads,
                              1) void HeadKernel(const __grid_constant__ Head given, Labels labels,
-                                                GridReduction reduction, float scale, float* loss) {
+                                                GridReduction reduction, float scale, Output loss) {
   static_assert(kRows <= kWarps && kHeadThreads == kThreads, "a warp has a row; FinishGridSum");
   float* const memory = DynamicShared<float>();
   __shared__ float of_warp[kWarps];
@@ -275,7 +275,7 @@ Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
 struct LossArgs {
   GridReduction reduction;
   float scale;
-  float* loss;
+  Output loss;
 };
 
 // Fallback: a GEMM per product and a fused cross-entropy.

@@ -7,7 +7,7 @@
 // (fault.cuh). Memory bandwidth limits it.
 #include <utility>
 
-#include "cuda/pointwise/loop.cuh"
+#include "cuda/pointwise/copy.cuh"
 #include "cuda/runtime/fault.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/indexing.h"
@@ -17,19 +17,6 @@ namespace cuda {
 namespace {
 
 // ---- kernels ----
-
-template <class T>
-__global__ void FillKernel(T value, T* y, int64_t n) {
-  for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = value;
-}
-
-template <class T>
-__global__ void CopyKernel(const T* x, T* y, int64_t n, Loop loop) {
-  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
-    const Offsets at = Locate(loop, i);
-    y[at.y] = x[at.x];
-  }
-}
 
 // x (outer, padding.n, inner) -> y (outer, padding.m, inner), n elements
 template <class T>
@@ -95,12 +82,9 @@ void CopyView(const char* op, const View& view, const DLArray* x, DLArray* y, bo
     stride /= dense->shape[a];
     loop.Append(dense->shape[a], into ? stride : view.stride[a], into ? view.stride[a] : stride);
   }
-  WithElementBits(x, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    Launch(op, CopyKernel<T>, Blocks(n), kThreads, 0, stream,
-           (const T*)x->data + (into ? 0 : view.offset), (T*)y->data + (into ? view.offset : 0), n,
-           Fold(loop));
-  });
+  const int64_t nbytes = DtypeNbytes(x->dtype), offset = view.offset * nbytes;
+  CopyAlong(op, (const char*)x->data + (into ? 0 : offset), (char*)y->data + (into ? offset : 0),
+            nbytes, loop, stream);
 }
 
 void Slice(const DLArray* x, int64_t offset, int64_t s0, int64_t s1, int64_t s2, int64_t s3,
@@ -119,12 +103,7 @@ void Place(const DLArray* x, int64_t bits, int64_t offset, int64_t s0, int64_t s
   const int64_t steps[] = {s0, s1, s2, s3, s4, s5, s6, s7};
   const View view = ViewOf("place", y, offset, steps, x);
   const int64_t n = Numel(y);
-  if (Numel(x) != n) {
-    WithElementBits(y, [&](auto* type) {
-      using T = std::remove_pointer_t<decltype(type)>;
-      Launch("place", FillKernel<T>, Blocks(n), kThreads, 0, stream, (T)bits, (T*)y->data, n);
-    });
-  }
+  if (Numel(x) != n) FillBits("place", (uint64_t)bits, y->data, n, DtypeNbytes(y->dtype), stream);
   CopyView("place", view, x, y, true, stream);
 }
 

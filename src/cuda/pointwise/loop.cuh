@@ -72,18 +72,20 @@ struct Offsets {
   int64_t x, y;
 };
 
-// The offsets in the operands of element `index` of the output, in row-major order.
-__host__ __device__ inline Offsets Locate(const Loop& loop, int64_t index) {
+// The offsets in the operands of element `index` of the output, in row-major order. Index is a type
+// that holds the number of elements: 32 bits divide faster.
+template <class Index = int64_t>
+__host__ __device__ inline Offsets Locate(const Loop& loop, Index index) {
   Offsets offsets = {0, 0};
   for (int k = loop.ndim - 1; k > 0; k--) {
-    const int64_t outer = index / loop.shape[k];
-    const int64_t position = index - outer * loop.shape[k];
+    const Index outer = index / (Index)loop.shape[k];
+    const int64_t position = (int64_t)(index - outer * (Index)loop.shape[k]);
     offsets.x += position * loop.x[k];
     offsets.y += position * loop.y[k];
     index = outer;
   }
-  offsets.x += index * loop.x[0];
-  offsets.y += index * loop.y[0];
+  offsets.x += (int64_t)index * loop.x[0];
+  offsets.y += (int64_t)index * loop.y[0];
   return offsets;
 }
 

@@ -4,7 +4,7 @@
 // cast between dtypes of one size may be in place. A transpose whose fastest input axis is not its
 // fastest output axis is tiled through shared memory, so that reads and writes are coalesced.
 // Memory bandwidth limits it.
-#include "cuda/pointwise/loop.cuh"
+#include "cuda/pointwise/copy.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/indexing.h"
 #include "runtime/dtypes.h"
@@ -37,12 +37,6 @@ __global__ void FillKernel(float value, T* y, int64_t n) {
 template <class From, class To>
 __global__ void CastKernel(const From* x, To* y, int64_t n) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = Convert<To>(x[i]);
-}
-
-// y[n] = x at the loop's strides.
-template <class T>
-__global__ void StridedCopyKernel(const T* x, T* y, int64_t n, Loop loop) {
-  for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = x[Locate(loop, i).x];
 }
 
 constexpr int kTile = 32;
@@ -113,30 +107,23 @@ void Cast(const DLArray* x, DLArray* y, DLStream stream) {
   });
 }
 
-void StridedCopy(const char* op, const DLArray* x, const Loop& loop, DLArray* y, DLStream stream) {
-  const int64_t n = Numel(y);
-  WithElementBits(y, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    Launch(op, StridedCopyKernel<T>, Blocks(n), kThreads, 0, stream, (const T*)x->data, (T*)y->data,
-           n, loop);
-  });
-}
-
 void BroadcastTo(const DLArray* x, DLArray* y, DLStream stream) {
   Enter("broadcast_to", y, x);
   CheckSameDtypes("broadcast_to", x, y);
   Loop loop;
   loop.ndim = y->ndim;
-  for (int k = 0; k < y->ndim; k++) {
+  int64_t stride = 1;
+  for (int k = y->ndim - 1; k >= 0; k--) {
     loop.shape[k] = y->shape[k];
-    loop.y[k] = 0;
+    loop.y[k] = stride;
+    stride *= y->shape[k];
   }
   if (!BroadcastStrides(x, y, loop.x))
     Fail("broadcast_to: shape %s does not broadcast to %s", ShapeText(x).c_str(),
          ShapeText(y).c_str());
   if (Numel(x) == Numel(y)) return CopyElements("broadcast_to", x, y, stream);
-  for (int k = 0; k < y->ndim; k++) loop.y[k] = loop.x[k];
-  StridedCopy("broadcast_to", x, Fold(loop), y, stream);
+  if (stride == 0) return;
+  CopyAlong("broadcast_to", x->data, y->data, DtypeNbytes(y->dtype), loop, stream);
 }
 
 // The folded loop over y with the strides of x that the permutation gives, and y's own.
@@ -188,7 +175,8 @@ void Transpose(const DLArray* x, Struct<Permutation> perm, DLArray* y, DLStream 
   const int64_t n = Numel(y);
   if (n == 0) return;
   if (loop.ndim == 1) return CopyElements("transpose", x, y, stream);
-  if (loop.x[loop.ndim - 1] == 1) return StridedCopy("transpose", x, loop, y, stream);
+  if (loop.x[loop.ndim - 1] == 1)
+    return CopyAlong("transpose", x->data, y->data, DtypeNbytes(y->dtype), loop, stream);
   const TransposeTiling tiling = TilingOf(loop);
   const int64_t jobs = n / (tiling.high * tiling.low) * tiling.tiles;
   WithElementBits(y, [&](auto* type) {

@@ -1,5 +1,5 @@
 // Reductions by a monoid over the threads of a block, all of which get the result. GroupReduce
-// joins a thread group, a power of 2 of the lanes of a warp or the block's kThreads threads:
+// joins a thread group, a power of 2 of the lanes of a warp or all threads of the block:
 // lanes combine by a butterfly of warp shuffles, then the warps in their order through shared
 // memory. ColumnReduce joins the threads of a column of a tile by a tree in shared memory. Either
 // order is fixed, so every run gives the same bits.
@@ -39,7 +39,7 @@ __device__ __forceinline__ State ShuffleXor(State value, int distance, int width
 // barriers: all threads of the block call it.
 template <class Op, int kGroup, class State>
 __device__ State GroupReduce(State value) {
-  static_assert(kGroup <= 32 || kGroup == kThreads,
+  static_assert(kGroup <= 32 || kGroup % 32 == 0,
                 "a thread group lies within a warp or is the block");
   constexpr int kWidth = kGroup < 32 ? kGroup : 32;
 #pragma unroll

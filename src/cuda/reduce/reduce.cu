@@ -2,7 +2,9 @@
 // monoid: max, min, product and logsumexp. NaN propagates.
 //
 // For a sum, neighboring axes fold into runs that are summed or kept; each summed run is one
-// reduction (axis.cuh), the last run first. A sum of floats of 16 bits may be float32.
+// reduction, the last run first: of axis.cuh, or of columns of a large array by vectors of 16 bytes
+// (two stages, in an order of the sizes alone). A sum of floats of 16 bits may be float32. Memory
+// bandwidth limits it.
 #include "cuda/reduce/axis.cuh"
 #include "math/integers.h"
 #include "math/monoids.h"
@@ -78,6 +80,91 @@ DLSYS_KERNEL_TYPED(cuda, reduce_logsumexp, Reduce, LogSumExp);
   DLSYS_KERNEL_OF(cuda, kernel, #kernel, DL_INT64, Reduce<int64_t, Integer<integers::Name>>);
 DLSYS_INTEGER_MONOIDS(DLSYS_REGISTER_INTEGER)
 
+// ---- sums of columns by vectors ----
+
+constexpr int kSumVectors = 32, kSumRows = kThreads / kSumVectors;  // of a block at a time
+constexpr int kSumUnroll = 4;                                       // loads of a thread in flight
+constexpr int kSumBlocks = 4;  // of a multiprocessor; without the bound the loads are one by one
+
+template <class T>
+__device__ __forceinline__ void AddVector(float4 bits, float (&sums)[16 / sizeof(T)]) {
+  T x[16 / sizeof(T)];
+  memcpy(x, &bits, sizeof bits);
+#pragma unroll
+  for (int e = 0; e < 16 / (int)sizeof(T); e++) sums[e] += (float)x[e];
+}
+
+// The sums of segments of the axis, in (outer, splits, inner), or the results in y where there is
+// one. A warp reads 512 bytes of a row; the warps take rows in turn and join in their order.
+template <class T>
+__global__ void __launch_bounds__(kThreads, kSumBlocks)
+    ColumnSumsKernel(const float4* x, float* partial, float scale, Output y, Pass pass) {
+  constexpr int kCount = 16 / (int)sizeof(T), kUnroll = kSumUnroll, kPitch = kSumVectors + 1;
+  __shared__ float sums[kSumRows][kCount][kPitch];
+  const int col = threadIdx.x % kSumVectors, row = threadIdx.x / kSumVectors;
+  const int64_t vectors = pass.x.inner / kCount;
+  const int64_t in_row = (vectors + kSumVectors - 1) / kSumVectors, tiles = pass.x.outer * in_row;
+  for (int64_t job = blockIdx.x; job < tiles * pass.splits; job += gridDim.x) {
+    const int64_t split = job / tiles, o = job % tiles / in_row;
+    const int64_t first = job % in_row * kSumVectors;
+    const int64_t end = first + col < vectors ? min((split + 1) * pass.length, pass.x.n) : 0;
+    const float4* from = x + o * pass.x.n * vectors + first + col;
+    float state[kCount] = {};
+    int64_t k = split * pass.length + row;
+    for (; k + (kUnroll - 1) * kSumRows < end; k += kUnroll * kSumRows) {
+      float4 v[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; u++) v[u] = from[(k + u * kSumRows) * vectors];
+#pragma unroll
+      for (int u = 0; u < kUnroll; u++) AddVector<T>(v[u], state);
+    }
+    for (; k < end; k += kSumRows) AddVector<T>(from[k * vectors], state);
+    __syncthreads();  // the previous job's readers are done
+#pragma unroll
+    for (int e = 0; e < kCount; e++) sums[row][e][col] = state[e];
+    __syncthreads();
+    const int e = threadIdx.x % kCount, c = threadIdx.x / kCount;
+    if (c >= kSumVectors || first + c >= vectors) continue;
+    float sum = sums[0][e][c];
+#pragma unroll
+    for (int r = 1; r < kSumRows; r++) sum += sums[r][e][c];
+    const int64_t to = (o * pass.splits + split) * pass.x.inner + (first + c) * kCount + e;
+    if (partial)
+      partial[to] = sum;
+    else
+      y.Store(to, scale * sum);
+  }
+}
+
+// Columns that fill most of a warp, of an array for which the second launch is worth it.
+template <class T>
+bool HasVectors(const T* x, const Extents& of) {
+  constexpr int64_t kFewBytes = int64_t(4) << 20, kFewRows = 128;
+  const int64_t row_nbytes = of.inner * (int64_t)sizeof(T);
+  return row_nbytes % 16 == 0 && row_nbytes >= 16 * kSumVectors / 2 && of.n >= kFewRows &&
+         of.outer * of.n * row_nbytes >= kFewBytes && Aligned16(x);
+}
+
+// Sums the middle axis of x (outer, n, inner).
+template <class T>
+void SumMiddle(const char* op, DLContext ctx, const T* x, const Extents& of, float scale, Output y,
+               DLStream stream) {
+  if (!HasVectors(x, of)) return ReduceAxis(op, ctx, ScaledSum{scale}, x, of, y, stream);
+  constexpr int64_t kWanted = kSumBlocks * 132;  // as an H100 holds at a time
+  constexpr int64_t kStep = kSumUnroll * kSumRows;
+  const int64_t tiles = of.outer * CeilDiv(of.inner * (int64_t)sizeof(T), 16 * kSumVectors);
+  const int64_t length = CeilDiv(CeilDiv(of.n, CeilDiv(kWanted, tiles)), kStep) * kStep;
+  const int64_t splits = CeilDiv(of.n, length);
+  const Scratch partial(ctx, splits > 1 ? of.outer * splits * of.inner * (int64_t)sizeof(float) : 0,
+                        stream);
+  float* const sums = splits > 1 ? partial.floats() : nullptr;
+  Launch(op, ColumnSumsKernel<T>, Blocks(tiles * splits, 1), kThreads, 0, stream, (const float4*)x,
+         sums, scale, y, Pass{of, splits, length});
+  if (splits > 1)
+    RunPass(op, SecondPass<ScaledSum>{{scale}}, (const float*)sums, (float*)nullptr, y,
+            Pass{{of.outer, splits, of.inner}, 1, splits}, stream);
+}
+
 // ---- sums over any axes ----
 
 // The axes of x folded into runs of neighbors that are all summed or all kept, without axes of
@@ -117,10 +204,6 @@ struct Runs {
   }
 };
 
-struct IntegerSum : Integer<integers::Sum> {
-  explicit IntegerSum(float) {}
-};
-
 // Sums one run a pass, the last run first; intermediate sums lie in scratch, in float32 or int64,
 // until the final pass writes y.
 template <class T>
@@ -129,12 +212,17 @@ void SumRuns(DLContext ctx, const T* x, Runs runs, float scale, Output y, DLStre
   const Extents of{runs.Product(0, run < 0 ? 0 : run), run < 0 ? 1 : runs.size[run],
                    runs.Product(run + 1, runs.count)};
   if (run >= 0) runs.Remove(run);
-  using Sum = std::conditional_t<std::is_integral_v<T>, IntegerSum, ScaledSum>;
-  using State = typename Sum::State;
-  if (runs.LastSummed() < 0) return ReduceAxis("reduce_sum", ctx, Sum{scale}, x, of, y, stream);
+  const auto sum = [&](float factor, Output to) {
+    if constexpr (std::is_integral_v<T>)
+      ReduceAxis("reduce_sum", ctx, Integer<integers::Sum>{}, x, of, to, stream);
+    else
+      SumMiddle("reduce_sum", ctx, x, of, factor, to, stream);
+  };
+  if (runs.LastSummed() < 0) return sum(scale, y);
+  using State = std::conditional_t<std::is_integral_v<T>, int64_t, float>;
   Scratch rest(ctx, of.outer * of.inner * (int64_t)sizeof(State), stream);
   State* const sums = (State*)rest.data();
-  ReduceAxis("reduce_sum", ctx, Sum{1.f}, x, of, sums, stream);
+  sum(1.f, sums);
   SumRuns<State>(ctx, sums, runs, scale, y, stream);
 }
 
@@ -155,7 +243,7 @@ DLSYS_KERNEL_OF(cuda, reduce_sum, "reduce_sum", DL_INT64, ReduceSum<int64_t>);
 
 void SumAxis(const char* op, DLContext ctx, const float* x, int64_t outer, int64_t n, int64_t inner,
              float scale, Output y, DLStream stream) {
-  ReduceAxis(op, ctx, ScaledSum{scale}, x, Extents{outer, n, inner}, y, stream);
+  SumMiddle(op, ctx, x, Extents{outer, n, inner}, scale, y, stream);
 }
 
 }  // namespace cuda

@@ -15,7 +15,7 @@ struct Output {
   void* data;
   int dtype;
   template <class T>
-  Output(T* y) : data(y), dtype(kDtype<T>) {}
+  __host__ __device__ Output(T* y) : data(y), dtype(kDtype<T>) {}
   __device__ __forceinline__ void Store(int64_t at, float value) const {
     if (dtype == DL_FLOAT32)
       ((float*)data)[at] = value;

@@ -110,6 +110,15 @@ __device__ __forceinline__ void LoadBox(uint32_t to, const CUtensorMap* map, uin
         "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
+// The same at (x, y, z, w) of a map of four axes, here alone.
+__device__ __forceinline__ void LoadBox(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                        int x, int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
 // Copies bytes that lie in a row; both sides and their number are multiples of 16.
 __device__ __forceinline__ void LoadBytes(uint32_t to, const void* from, uint32_t nbytes,
                                           uint32_t barrier) {
@@ -124,6 +133,14 @@ __device__ __forceinline__ void StoreBox(const CUtensorMap* map, uint32_t from, 
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
       "r"(from), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ __forceinline__ void StoreBox(const CUtensorMap* map, uint32_t from, int x, int y, int z,
+                                         int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+          map),
+      "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
 // Closes this thread's group of stores. One wait is for the stores' reads of shared memory, the
@@ -155,13 +172,6 @@ __device__ __forceinline__ uint32_t Packed(float low, float high) {
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
-}
-
-// 2^x, to about 2 ulp; results below the smallest normal number are 0.
-__device__ __forceinline__ float ExpTwo(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 // ---- ordinary copies ----

@@ -33,6 +33,21 @@ __device__ __forceinline__ float ByteToFloat(unsigned word, int k) {
   return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + k)) - 8388608.f;
 }
 
+// ---- functions of the special function unit ----
+
+// 2^x, to about 2 ulp; results below the smallest normal number are 0.
+__device__ __forceinline__ float ExpTwo(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// 1 / x, to about 1 ulp; results below the smallest normal number are 0.
+__device__ __forceinline__ float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // ---- copies to shared memory that are under way while the thread goes on ----
 
 // Begins to copy 16 bytes, both sides aligned, or writes zeros. Before sm_80 it is done on return.

@@ -54,23 +54,44 @@ const char* WgmmaError(int device) {
   return "";
 }
 
-CUtensorMap BoxMap(const char* op, int dtype, const void* data, int64_t inner, int64_t outer,
-                   int64_t pitch, int64_t batch, int box_outer) {
+namespace {
+
+template <size_t kAxes>
+CUtensorMap Encoded(const char* op, int dtype, const void* data,
+                    const std::array<int64_t, kAxes>& extents,
+                    const std::array<int64_t, kAxes - 1>& strides, int box_rows) {
   const int64_t size = DtypeNbytes(dtype);
   const CUtensorMapDataType type = dtype == DL_FLOAT32    ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
                                    : dtype == DL_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                           : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  const cuuint64_t extents[3] = {(cuuint64_t)inner, (cuuint64_t)outer, (cuuint64_t)batch};
-  const cuuint64_t strides[2] = {(cuuint64_t)(pitch * size), (cuuint64_t)(pitch * outer * size)};
-  const cuuint32_t box[3] = {(cuuint32_t)(128 / size), (cuuint32_t)box_outer, 1};
-  const cuuint32_t steps[3] = {1, 1, 1};
+  cuuint64_t dimensions[kAxes], nbytes[kAxes - 1];
+  cuuint32_t box[kAxes], steps[kAxes];
+  for (size_t k = 0; k < kAxes; k++) {
+    dimensions[k] = (cuuint64_t)extents[k];
+    if (k) nbytes[k - 1] = (cuuint64_t)(strides[k - 1] * size);
+    box[k] = k == 0 ? (cuuint32_t)(128 / size) : k == 1 ? (cuuint32_t)box_rows : 1;
+    steps[k] = 1;
+  }
   CUtensorMap map;
   const CUresult result =
-      Encoder()(&map, type, 3, const_cast<void*>(data), extents, strides, box, steps,
+      Encoder()(&map, type, kAxes, const_cast<void*>(data), dimensions, nbytes, box, steps,
                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) Fail("%s: no tensor map of an operand: CUDA error %d", op, result);
   return map;
+}
+
+}  // namespace
+
+CUtensorMap BoxMap(const char* op, int dtype, const void* data, int64_t inner, int64_t outer,
+                   int64_t pitch, int64_t batch, int box_outer) {
+  return Encoded<3>(op, dtype, data, {inner, outer, batch}, {pitch, pitch * outer}, box_outer);
+}
+
+CUtensorMap HeadMap(const char* op, int dtype, const void* data,
+                    const std::array<int64_t, 4>& extents, const std::array<int64_t, 3>& strides,
+                    int box_rows) {
+  return Encoded<4>(op, dtype, data, extents, strides, box_rows);
 }
 
 }  // namespace cuda

@@ -2,6 +2,7 @@
 #pragma once
 #include <cuda.h>
 
+#include <array>
 #include <cstdint>
 
 namespace dlsys {
@@ -16,6 +17,12 @@ const char* WgmmaError(int device);
 // of 16 bytes.
 CUtensorMap BoxMap(const char* op, int dtype, const void* data, int64_t inner, int64_t outer,
                    int64_t pitch, int64_t batch, int box_outer);
+
+// The same of an array of four axes, their extents given inner first, the strides of all but the
+// inner one in elements; a box has box_rows of the second axis, and one of the outer ones.
+CUtensorMap HeadMap(const char* op, int dtype, const void* data,
+                    const std::array<int64_t, 4>& extents, const std::array<int64_t, 3>& strides,
+                    int box_rows);
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.ops.attention import attention as ops
+from dlsys.ops.attention import heads, packed
 from support.families.random import SEED, keeps
 from support.rows import Case, Domain, Sample, Shape, case, refuse, signed
 
@@ -93,6 +94,36 @@ def of_mask(q: Any, k: Any, v: Any, dy: Any, mask: Any) -> np.ndarray:
     return of_scores(p, q, v, dy, np.ones(p.shape)).sum(axis=(0, 1))
 
 
+def by_head(x: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
+    """Runs of heads of (N, L, heads · size), each (N, count, L, size)."""
+    size = x.shape[2] // sum(counts)
+    ends = np.cumsum(counts)
+    return [
+        np.stack([x[:, :, h * size : (h + 1) * size] for h in range(end - count, end)], axis=1)
+        for count, end in zip(counts, ends)
+    ]
+
+
+def joined(*parts: np.ndarray) -> np.ndarray:
+    return np.concatenate([part[:, h] for part in parts for h in range(part.shape[1])], axis=-1)
+
+
+def attended_packed(
+    qkv: Any, *rest: Any, heads: int, kv_heads: int, dropped: bool = False, **attrs: Any
+) -> np.ndarray:
+    q, k, v = by_head(qkv, (heads, kv_heads, kv_heads))
+    return joined(attended(q, k, v, *rest, dropped=dropped, **attrs))
+
+
+def differentiated_packed(
+    qkv: Any, dy: Any, heads: int, kv_heads: int, causal: bool = False, dropped: bool = False
+) -> np.ndarray:
+    q, k, v = by_head(qkv, (heads, kv_heads, kv_heads))
+    found = differentiated(q, k, v, *by_head(dy, (heads,)), causal, dropped)
+    ends = np.cumsum([q.size, k.size])
+    return joined(*(x.reshape(of.shape) for x, of in zip(np.split(found, ends), (q, k, v))))
+
+
 # ---- what is built ----
 
 
@@ -142,6 +173,25 @@ def build_dropped_second(q: Any, k: Any, v: Any, dy: Any) -> Any:
     step = ad.Parameter(np.int64(0))
     zeros = ad.zeroslike_op(q), ad.zeroslike_op(k)
     return ops.dropped_composed_gradient_op(q, k, v, dy, *zeros, v, step, order=2, of=3, **DRAWN)
+
+
+def build_packed(
+    qkv: Any, *rest: Any, given: tuple[str, ...] = (), dropped: bool = False, **attrs: Any
+) -> Any:
+    if dropped:
+        step = ad.Parameter(np.int64(0))
+        return packed.dropped_packed_attention_op(qkv, step, **attrs, **DRAWN)[0]
+    flags = dict(mask="masked", lengths="padded", query_lengths="queries_padded")
+    return packed.packed_attention_op(qkv, *rest, **{flags[x]: True for x in given}, **attrs)[0]
+
+
+def build_packed_gradient(qkv: Any, dy: Any, dropped: bool = False, **attrs: Any) -> Any:
+    if dropped:
+        step = ad.Parameter(np.int64(0))
+        y, lse = packed.dropped_packed_attention_op(qkv, step, **attrs, **DRAWN)
+        return packed.dropped_packed_gradient_op(qkv, y, lse, dy, step, **attrs, **DRAWN)
+    y, lse = packed.packed_attention_op(qkv, **attrs)
+    return packed.packed_gradient_op(qkv, y, lse, dy, **attrs)
 
 
 # ---- cases ----
@@ -205,6 +255,35 @@ DROPPED = tuple(
     for shapes, causal in ((SMALL, False), (qkv(1, 2, 1, 9, 35, 8), True))
 )
 
+PACKED = (
+    case((2, 5, 16), heads=2, kv_heads=1), case((1, 140, 48), heads=1, kv_heads=1, causal=True),
+    case((2, 9, 90), heads=4, kv_heads=1, scale=0.3), case((0, 3, 12), heads=1, kv_heads=1),
+    case((2, 0, 12), heads=1, kv_heads=1),
+    case((2, 5, 32), (2,), heads=2, kv_heads=1, given=("lengths",), domain=(signed, up_to(5))),
+    case((2, 6, 32), (2, 2, 6, 6), heads=2, kv_heads=1, given=("mask",), domain=(signed, truth)),
+)  # fmt: skip
+PACKED_BACKWARD = tuple(
+    case(shape, (*shape[:2], width), heads=heads, kv_heads=kv_heads, causal=causal)
+    for shape, width, heads, kv_heads, causal in (
+        ((2, 5, 32), 16, 2, 1, False), ((1, 9, 72), 24, 1, 1, True),
+    )
+)  # fmt: skip
+PACKED_REFUSED = (
+    refuse(r"expected \(N, positions, 4 · size\)", (2, 3, 7), heads=2, kv_heads=1),
+    refuse("2 heads of keys do not divide 3 of queries", (2, 3, 14), heads=3, kv_heads=2),
+)
+
+
+def largest_packed(qkv: Any, *rest: Any, heads: int, kv_heads: int, **attrs: Any) -> np.ndarray:
+    width = qkv.shape[2] * heads // (heads + 2 * kv_heads)
+    most = np.abs(qkv).max(initial=0) / (KEEP if attrs.get("dropped") else 1)
+    return np.full((*qkv.shape[:2], width), most)
+
+
+def largest_packed_gradient(*arrays: Any, **attrs: Any) -> np.ndarray:
+    return np.abs(differentiated_packed(*arrays, **attrs)).max(initial=1)
+
+
 # Worst: 2.2 ulp of the largest value, of sums over up to 300 weights. Second gradients come from
 # the composition, whose sums over keys cancel.
 ATTENTION = (
@@ -237,6 +316,54 @@ ATTENTION = (
         tuple(Case(one.shapes, {**one.attrs, "dropped": True}) for one in BACKWARD[:3]),
         scale=lambda *arrays, **attrs: np.abs(differentiated(*arrays, **attrs)).max(initial=1),
         ulps=64, roundings=16, differentiable=(), specials=False, build=build_gradient,
+    ),
+    Sample(
+        "packed_attention", packed.packed_attention, attended_packed, PACKED,
+        scale=largest_packed,
+        ulps=8, gradient_ulps=32, roundings=3, differentiable=(0,), specials=False,
+        refusals=PACKED_REFUSED, build=build_packed,
+    ),
+    Sample(
+        "packed_attention_op", packed.packed_attention_op, attended_packed, PACKED[:1],
+        scale=largest_packed,
+        ulps=8, gradient_ulps=32, roundings=3, differentiable=(0,), specials=False,
+        build=build_packed,
+    ),
+    Sample(
+        "dropped_packed_attention", packed.dropped_packed_attention_op, attended_packed,
+        tuple(Case(one.shapes, {**one.attrs, "dropped": True}) for one in PACKED[:3]),
+        scale=largest_packed,
+        ulps=8, gradient_ulps=32, roundings=3, specials=False, build=build_packed,
+    ),
+    Sample(
+        "packed_attention_gradient", packed.packed_gradient_op, differentiated_packed,
+        PACKED_BACKWARD, ulps=64, roundings=16, differentiable=(), specials=False,
+        scale=largest_packed_gradient,
+        build=build_packed_gradient,
+    ),
+    Sample(
+        "dropped_packed_attention_gradient", packed.dropped_packed_gradient_op,
+        differentiated_packed,
+        tuple(Case(one.shapes, {**one.attrs, "dropped": True}) for one in PACKED_BACKWARD),
+        ulps=64, roundings=16, differentiable=(), specials=False,
+        scale=largest_packed_gradient,
+        build=build_packed_gradient,
+    ),
+    Sample(
+        "split_heads", heads.split_heads_op,
+        lambda x, heads, first, count: np.stack(
+            np.split(x, heads, axis=2)[first : first + count], axis=1
+        ),
+        (case((2, 3, 20), heads=5, first=1, count=3), case((1, 4, 6), heads=1, first=0, count=1)),
+        refusals=(refuse("heads 2 to 5 of 4 are not in", (2, 3, 8), heads=4, first=2, count=3),),
+    ),
+    Sample(
+        "join_heads", heads.join_heads_op, lambda *parts, counts: joined(*parts),
+        (case((2, 3, 4, 5), (2, 1, 4, 5), counts=(3, 1)), case((1, 2, 3, 4), counts=(2,))),
+        refusals=(
+            refuse("else alike, got", (2, 3, 4, 5), (2, 3, 5, 5), counts=(3, 3)),
+            refuse("of \\(3, 2\\) heads", (2, 3, 4, 5), (2, 3, 4, 5), counts=(3, 2)),
+        ),
     ),
     Sample(
         "attention_of_mask", ops.composed_gradient_op, of_mask,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,9 @@ import numpy as np
 from ... import functional as F
 from ... import nn, optim, profile, train
 from ...data import text
-from ...errors import DataError
-from ...files import make_folder, opened, replacing
 from ...learn.gemm import limit_of
 from ...runtime.device import Context, device_name
-from ...train import schema
-from ..usage import UsageError
+from .. import run_file
 
 _MODEL = ("layers", "heads", "features", "context", "dropout", "positions", "norm", "mlp")
 _MOST_SAMPLED = 200  # tokens of a sample while it trains
@@ -122,44 +118,23 @@ def _config(settings: Settings, vocabulary: int) -> nn.GPTConfig:
 # ---- the folder of a run ----
 def _begun(folder: Path, options: argparse.Namespace) -> Settings:
     """The settings of a new run, whose text is tokens in its folder then."""
-    if (folder / "last.safetensors").exists():
-        raise UsageError(
-            f"{folder} has a run: go on with it, train {folder} --resume, or choose another folder"
-        )
+    run_file.begin(folder, "train")
     names = [field.name for field in fields(Settings)]
     given = {name: getattr(options, name) for name in names}
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
     settings = replace(settings, every=min(settings.every, settings.steps))
-    make_folder(folder)
     documents = _documents(options, settings)
     tokenizer = _tokenizer(settings.tokenizer, documents)
     _config(settings, tokenizer.vocabulary)  # refuses sizes before the text is written
     text.write_tokens(folder / "tokens", documents, tokenizer)
-    with replacing(folder / "run.json") as file:
-        file.write(json.dumps(asdict(settings), indent=1).encode())
+    run_file.write(folder, settings)
     return settings
 
 
 def _resumed(folder: Path, options: argparse.Namespace) -> Settings:
     """The settings of the run in a folder. UsageError for options that differ from them."""
-    path = folder / "run.json"
-    try:
-        with opened(path) as file:
-            found = json.loads(file.read())
-    except OSError as error:
-        raise DataError(f"{folder} has no run to go on with: {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: {error}") from None
-    numbers = {"int": schema.integer(0), "float": schema.number(0), "str": schema.text}
-    wanted = {field.name: numbers[str(field.type)] for field in fields(Settings)}
-    schema.check(str(path), found, schema.fields(**wanted))
-    settings = Settings(**{name: found[name] for name in wanted})
-    for name, value in asdict(settings).items():
-        if getattr(options, name) not in (None, value):
-            raise UsageError(
-                f"the run in {folder} has --{name.replace('_', '-')} {value}, not "
-                f"{getattr(options, name)}: leave it out, or begin another run"
-            )
+    settings = run_file.read(folder, Settings)
+    run_file.check_same(folder, settings, vars(options))
     return settings
 
 

@@ -184,10 +184,12 @@ def _place_step(
     if op.writes:
         outputs = [Value(node, spec, inputs[k].buffer) for k, spec in zip(op.writes, specs)]
     else:
-        taken = _dying_input(node, inputs, now, lifetimes) if reuse else None
-        outputs = [Value(node, spec, taken or _new_buffer(plan, node, spec, now)) for spec in specs]
-        if taken:
-            taken.unshared += aligned(taken.nbytes)
+        outputs = []
+        for spec in specs:
+            taken = _dying_input(node, spec, inputs, outputs, now, lifetimes) if reuse else None
+            outputs.append(Value(node, spec, taken or _new_buffer(plan, node, spec, now)))
+            if taken:
+                taken.unshared += aligned(taken.nbytes)
     for output in outputs:
         output.buffer.last = max(output.buffer.last, last_use.get(node, now))
     made = [] if op.writes else outputs
@@ -218,19 +220,28 @@ def _new_buffer(plan: Plan, node: Node, spec: Spec, now: int) -> Buffer:
 
 
 def _dying_input(
-    node: Node, inputs: Sequence[Value], now: int, lifetimes: Lifetimes | None
+    node: Node,
+    spec: Spec,
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    now: int,
+    lifetimes: Lifetimes | None,
 ) -> Buffer | None:
-    """The buffer of an input that nobody needs any more and that the output may overwrite."""
-    if not node.op.inplace or node.op.outputs != 1:
+    """The buffer of an input that nobody needs any more and that an output of this spec may
+    overwrite, unless one of the earlier outputs does.
+    """
+    if not node.op.inplace:
         return None
     for value in inputs:
         buffer = value.buffer
         if buffer.kind != "arena" or buffer.last > now:
             continue
+        if any(output.buffer is buffer for output in outputs):
+            continue
         if lifetimes is not None and lifetimes.in_use(buffer, [x.buffer for x in inputs]):
             continue
         covers = all(v.spec.nbytes == buffer.nbytes for v in inputs if v.buffer is buffer)
-        if value.spec[:2] == node.spec[:2] and covers:
+        if value.spec[:2] == spec[:2] and covers:
             return buffer
     return None
 

@@ -40,6 +40,8 @@ def select_rungs(fetches: Sequence[Node], options: Options) -> list[Node]:
             if node.op.ladder.composed and _is_composed(node, options):
                 with attributed_to(node):
                     composed[node] = node.op.compose(node)
+                if node.op.outputs == 1:
+                    replaced[node] = composed[node][0]
         elif node.op.projection and node.inputs[0] in composed:
             replaced[node] = composed[node.inputs[0]][node.attrs["index"]]
     if not composed:
@@ -63,7 +65,7 @@ def _is_composed(node: Node, options: Options) -> bool:
     bare.attrs = {**node.attrs, "precision": of_products(options.precision)}
     signature = load().signature[target.name, kernel].rstrip("s")
     specs = [x.spec for x in node.inputs]
-    return not target.fits(kernel, *in_kernel_order(bare, signature, specs, node.spec))
+    return not target.fits(kernel, *in_kernel_order(bare, signature, specs, _made(node)))
 
 
 def _select(node: Node, target: Target) -> None:
@@ -86,8 +88,12 @@ def _select(node: Node, target: Target) -> None:
 
 
 def _is_integral(node: Node) -> bool:
-    made = [node.spec] if isinstance(node.spec, Spec) else node.spec
-    return any(is_integral(spec.dtype) for spec in made)
+    return any(is_integral(spec.dtype) for spec in _made(node))
+
+
+def _made(node: Node) -> Sequence[Spec]:
+    """The specs of what a node makes."""
+    return [node.spec] if isinstance(node.spec, Spec) else node.spec
 
 
 def _refusal(

@@ -202,8 +202,11 @@ class CausalSelfAttention(Module):
         """x (N, L, features) in the same shape; with `memory` a tuple of it and of the new keys and
         values.
         """
-        qkv = _heads(self.c_attn(x), self.config.heads)
-        q, k, v = qkv[0], qkv[1], qkv[2]
+        qkv = self.c_attn(x)
+        if memory is None and self.config.positions != "rotary":
+            return self.c_proj(self._attended(qkv))
+        parts = _heads(qkv, self.config.heads)
+        q, k, v = parts[0], parts[1], parts[2]
         start = None if memory is None else memory.start
         if self.config.positions == "rotary":
             q, k = (rotate(part, self.config.context, start) for part in (q, k))
@@ -213,6 +216,17 @@ class CausalSelfAttention(Module):
         rows = np.arange(q.shape[2])[:, None] + memory.start
         visible = F.less_equal(np.arange(self.config.context)[None, :], rows)
         return self.c_proj(_merged(attend(q, k, v, visible))), k, v
+
+    def _attended(self, qkv: Node) -> Node:
+        """Causal attention of the parts of qkv (N, L, 3 · features), without transposes."""
+        drops = self.dropout if self.dropout is not None and self.dropout.training else None
+        return F.packed_attention(
+            qkv,
+            self.config.heads,
+            causal=True,
+            dropout=0.0 if drops is None else drops.probability,
+            generator=None if drops is None else drops.source,
+        )
 
 
 class FeedForward(Module):

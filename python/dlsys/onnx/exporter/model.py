@@ -108,13 +108,16 @@ def biased(calls: list[Call], arrays: Mapping[str, np.ndarray], outputs: set[str
         for x in call.inputs:
             users[x] = users.get(x, 0) + 1
     gemms = {c.outputs[0]: c for c in calls if c.op_type == "Gemm" and len(c.inputs) == 2}
+    vectors = {name for name, array in arrays.items() if array.ndim == 1}
+    dequantized = (c for c in calls if c.op_type == "DequantizeLinear" and c.inputs[0] in vectors)
+    vectors |= {c.outputs[0] for c in dequantized}
     gone: set[str] = set()
     found = []
     for call in calls:
         if call.op_type == "Add" and not call.attributes:
             for x, bias in (call.inputs, call.inputs[::-1]):
                 single = x in gemms and users[x] == 1 and x not in outputs
-                if single and bias in arrays and arrays[bias].ndim == 1:
+                if single and bias in vectors:
                     gemm = gemms[x]
                     gone.add(x)
                     call = gemm._replace(inputs=(*gemm.inputs, bias), outputs=call.outputs)

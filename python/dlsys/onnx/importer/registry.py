@@ -22,7 +22,8 @@ class Rule(NamedTuple):
 
     graph: on Nodes and Tensors. kinds: the kinds of dtypes that it takes. known: the inputs that it
     takes as arrays. host: on arrays. dynamic: the shape of the host's result depends on values.
-    nodes: a function that runs subgraphs or takes sequences, given values as they are.
+    nodes: a function that runs subgraphs or takes sequences, given values as they are; where there
+    is a host rule too, it may find them unfit.
     """
 
     graph: Function | None = None

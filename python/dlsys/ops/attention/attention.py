@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,9 +64,13 @@ class AttentionBase(Op):
         flags = (*(node.attrs[key] for key in _FLAGS[1:]), self.random)
         return Extra(*(next(rest) if there else None for there in flags))
 
+    def parts(self, node: Node, values: Sequence[Any]) -> Sequence[Any]:
+        """q, k and v of a node's inputs, their specs or arrays."""
+        return values[:3]
+
     def problem(self, node: Node, specs: Sequence[Spec]) -> Problem:
         """The extents of a node's arrays. ShapeError where they do not fit."""
-        return Problem.of(node, specs[:3], self.extra(node, specs))
+        return Problem.of(node, self.parts(node, specs), self.extra(node, specs))
 
     def lists(self, node: Node) -> tuple[int]:
         return (len(node.inputs) - len(self.names),)
@@ -76,9 +80,10 @@ class AttentionBase(Op):
         bits = (*(attrs[key] for key in _FLAGS), self.random)
         flags = sum(int(bit) << k for k, bit in enumerate(bits))
         drawn = (attrs.get(key, 0) for key in ("seed", "node", "threshold"))
-        scale = scale_of(attrs, node.inputs[0].spec.shape[-1])
+        scale = scale_of(attrs, self.problem(node, [x.spec for x in node.inputs]).size)
+        own = (attrs[key] for key in self.more)
         how = algorithm_number(node), precision_number(node)
-        return flags, scale, *drawn, float(attrs.get("keep", 1)), *how
+        return flags, scale, *drawn, float(attrs.get("keep", 1)), *own, *how
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         p = self.problem(node, inputs)
@@ -99,7 +104,8 @@ class AttentionOp(AttentionBase):
     """
 
     name = kernel = "attention"
-    autocast, autocast_inputs = "bf16", (0, 1, 2)
+    autocast = "bf16"
+    autocast_inputs: tuple[int, ...] = (0, 1, 2)
     roundings = 2  # of the weights, and of the result
     outputs = 2
     tolerance = 1e-4
@@ -108,7 +114,7 @@ class AttentionOp(AttentionBase):
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
         p = self.problem(node, specs)
-        dtype = _floats(node, *specs[:3])
+        dtype = floats_of(node, *specs[:3])
         declared = any(spec.declared for spec in specs[:3])
         rows = (p.batch, p.heads, p.rows)
         sums = Spec(rows, dtype_of_sums(dtype), declared)
@@ -116,23 +122,33 @@ class AttentionOp(AttentionBase):
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         *inputs, y, lse = arrays
-        blocks.forward(_arrays(self, node, inputs), y, lse)
+        blocks.forward(arrays_of(self, node, inputs), y, lse)
 
     def compose(self, node: Node) -> list[Node]:
         """Its values by other operators."""
-        return composition.forward(_nodes(self, node))
+        return composition.forward(nodes_of(self, node))
 
-    def gradient(self, node: Node, output_grad: Any) -> list[Node | None]:
-        extra = node.inputs[3:]
-        dy = zeroslike_op(node[0]) if output_grad[0] is None else output_grad[0]
+    @staticmethod
+    def check_sums(node: Node, output_grad: Any) -> None:
+        """GraphError where a gradient of the logarithms of the sums is given."""
         if output_grad[1] is not None:
             raise GraphError(
-                "attention: the logarithms of the sums have no gradient; only the output is "
+                f"{node.op.name}: the logarithms of the sums have no gradient; only the output is "
                 f"differentiable [{node.where}]"
             )
+
+    def mask_is_differentiable(self, node: Node) -> bool:
+        """True for a mask of floats."""
+        mask = self.extra(node, node.inputs).mask
+        return mask is not None and getattr(mask.dtype, "kind", "f") == "f"
+
+    def gradient(self, node: Node, output_grad: Any) -> list[Node | None]:
+        self.check_sums(node, output_grad)
+        extra = node.inputs[3:]
+        dy = zeroslike_op(node[0]) if output_grad[0] is None else output_grad[0]
         back = _GRADIENTS[self.random](*node.inputs[:3], node[0], node[1], dy, *extra, **node.attrs)
         of_mask: list[Node | None] = [None] * len(extra)
-        if node.attrs["masked"] and getattr(extra[0].dtype, "kind", "f") == "f":
+        if self.mask_is_differentiable(node):
             of_mask[0] = _COMPOSED[self.random](
                 *node.inputs[:3], dy, *node.inputs[:3], *extra, **node.attrs, order=1, of=MASK
             )
@@ -146,15 +162,16 @@ class AttentionGradientOp(AttentionBase):
     """The gradients of q, k and v from those of y, where the weights are computed anew."""
 
     name = kernel = "attention_gradient"
-    autocast, autocast_inputs = "bf16", (0, 1, 2, 3, 5)
+    autocast = "bf16"
+    autocast_inputs: tuple[int, ...] = (0, 1, 2, 3, 5)
     roundings = 3  # of y in the sums of rows, of the scores' gradients, and of the result
-    names = ("q", "k", "v", "y", "lse", "dy")
+    names: tuple[str, ...] = ("q", "k", "v", "y", "lse", "dy")
     outputs = 3
     tolerance = 1e-4
     has_precision = tunable = True
     ladder = ATTENTION
 
-    def infer(self, node: Node, *specs: Spec) -> tuple[Spec, ...]:
+    def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
         p = self.problem(node, specs)
         made = (p.batch, p.heads, p.rows, p.value_size)
         if specs[3].shape != made or specs[5].shape != made or specs[4].shape != made[:3]:
@@ -162,17 +179,17 @@ class AttentionGradientOp(AttentionBase):
                 f"y {specs[3].shape}, lse {specs[4].shape} and dy {specs[5].shape} are not those "
                 f"of attention that gives {made}"
             )
-        dtype = _floats(node, *specs[:4], specs[5])
+        dtype = floats_of(node, *specs[:4], specs[5])
         return tuple(Spec(x.shape, dtype, x.declared) for x in specs[:3])
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         *inputs, dq, dk, dv = arrays
         y, lse, dy = inputs[3:6]
-        blocks.backward(_arrays(self, node, inputs), y, lse, dy, dq, dk, dv)
+        blocks.backward(arrays_of(self, node, inputs), y, lse, dy, dq, dk, dv)
 
     def compose(self, node: Node) -> list[Node]:
         """Its values by other operators."""
-        return composition.backward(_nodes(self, node), node.inputs[5])
+        return composition.backward(nodes_of(self, node), node.inputs[5])
 
     def gradient(self, node: Node, output_grad: Any) -> list[Node | None]:
         q, k, v, _, _, dy, *extra = node.inputs
@@ -213,7 +230,7 @@ class ComposedGradientOp(AttentionBase):
 
     def simplify(self, node: Node) -> Node:
         dy, *towards = node.inputs[3:7]
-        return _nodes(self, node).gradient(dy, towards, node.attrs["order"], node.attrs["of"])
+        return nodes_of(self, node).gradient(dy, towards, node.attrs["order"], node.attrs["of"])
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         if node.attrs["order"] > 1:
@@ -236,7 +253,7 @@ def scale_of(attrs: dict[str, Any], size: int) -> float:
     return float(scale) if scale is not None else 1 / math.sqrt(max(size, 1))
 
 
-def _floats(node: Node, *specs: Spec) -> Any:
+def floats_of(node: Node, *specs: Spec) -> Any:
     """The dtype of arrays that must be floats of one. ShapeError unless they are."""
     dtype = promote(node, *specs)
     if dtype is not None and dtype.kind != "f":
@@ -244,16 +261,40 @@ def _floats(node: Node, *specs: Spec) -> Any:
     return dtype
 
 
-def _nodes(op: AttentionBase, node: Node) -> composition.Call:
-    q, k, v = node.inputs[:3]
+def nodes_of(op: AttentionBase, node: Node) -> composition.Call:
+    """A node as what composes it of other operators."""
+    q, k, v = op.parts(node, node.inputs)
     scale, extra = scale_of(node.attrs, q.spec.shape[-1]), op.extra(node, node.inputs)
     return composition.Call(q, k, v, extra, node.attrs["causal"], scale, node.attrs)
 
 
-def _arrays(op: AttentionBase, node: Node, arrays: Sequence[np.ndarray]) -> blocks.Arrays:
-    q, k, v = arrays[:3]
+def arrays_of(op: AttentionBase, node: Node, arrays: Sequence[np.ndarray]) -> blocks.Arrays:
+    """A node with its arrays, as the numpy forms take it."""
+    q, k, v = op.parts(node, arrays)
     scale, extra = scale_of(node.attrs, q.shape[-1]), op.extra(node, arrays)
     return blocks.Arrays(q, k, v, extra, node.attrs["causal"], scale, node.attrs)
+
+
+class Forms(NamedTuple):
+    """An operator without dropout and with it."""
+
+    plain: AttentionBase
+    dropped: AttentionBase
+
+    def output(
+        self, inputs: Sequence[Node], optional: Sequence[Node | None], attrs: dict[str, Any],
+        dropout: float, generator: Generator | None,
+    ) -> Node:  # fmt: skip
+        """The output of attention. optional: mask, lengths and query_lengths."""
+        announced = {key: x is not None for key, x in zip(_FLAGS[1:], optional)}
+        inputs = [*inputs, *(x for x in optional if x is not None)]
+        if not dropout:
+            return self.plain(*inputs, **attrs, **announced)[0]
+        generator, identity = attached(generator)
+        drawn = dict(threshold=round((1 - dropout) * 2**32), keep=1 / (1 - dropout))
+        made = self.dropped(*inputs, generator.step, **attrs, **announced, **identity, **drawn)
+        made.effects = (generator.advance,)
+        return made[0]
 
 
 attention_op, dropped_attention_op = AttentionOp(False), AttentionOp(True)
@@ -287,17 +328,8 @@ def attention(
     `functional.scaled_dot_product_attention` says what the rest is. ShapeError where shapes or
     dtypes do not fit.
     """
-    inputs = [x for x in (mask, lengths, query_lengths) if x is not None]
-    attrs: dict[str, Any] = dict(
-        causal=causal, scale=scale, masked=mask is not None, padded=lengths is not None,
-        queries_padded=query_lengths is not None,
-    )  # fmt: skip
+    attrs: dict[str, Any] = dict(causal=causal, scale=scale)
     if algo is not None:
         attrs["algo"] = algo
-    if not dropout:
-        return attention_op(q, k, v, *inputs, **attrs)[0]
-    generator, identity = attached(generator)
-    drawn = dict(threshold=round((1 - dropout) * 2**32), keep=1 / (1 - dropout))
-    made = dropped_attention_op(q, k, v, *inputs, generator.step, **attrs, **identity, **drawn)
-    made.effects = (generator.advance,)
-    return made[0]
+    forms = Forms(attention_op, dropped_attention_op)
+    return forms.output((q, k, v), (mask, lengths, query_lengths), attrs, dropout, generator)

@@ -3,6 +3,7 @@
 #pragma once
 #include <cuda.h>
 
+#include <array>
 #include <mutex>
 #include <type_traits>
 
@@ -80,17 +81,18 @@ void RaiseRegisters() {}
 // Where the swizzle of 128 bytes keeps what has an address.
 inline uint32_t Swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
+using Coordinates = std::array<int, 4>;  // of a box, which is 1 long in the fourth axis
+
 // Calls f with each element of a box that lies inside of the array, and with null for the rest, and
 // with its swizzled address in shared memory.
 template <class F>
-void ForBox(const CUtensorMap& map, uint32_t shared, int x, int y, int z, F&& f) {
-  const int64_t origin[3] = {x, y, z};
+void ForBox(const CUtensorMap& map, uint32_t shared, const Coordinates& origin, F&& f) {
   for (uint32_t at = 0; at < map.box[0] * map.box[1] * map.box[2]; at++) {
-    const uint32_t of[3] = {at % map.box[0], at / map.box[0] % map.box[1],
-                            at / (map.box[0] * map.box[1])};
+    const uint32_t of[4] = {at % map.box[0], at / map.box[0] % map.box[1],
+                            at / (map.box[0] * map.box[1]), 0};
     char* element = map.data;
     bool inside = true;
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < map.dimensions; k++) {
       const int64_t index = origin[k] + of[k];
       inside &= index >= 0 && index < (int64_t)map.extents[k];
       element += index * (int64_t)map.strides[k];
@@ -99,13 +101,13 @@ void ForBox(const CUtensorMap& map, uint32_t shared, int x, int y, int z, F&& f)
   }
 }
 
-template <bool kMulticast>
-void LoadBox(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y, int z) {
+inline void LoadBoxAt(uint32_t to, const CUtensorMap* map, uint32_t barrier, const Coordinates& at,
+                      bool multicast) {
   const int rank = emulator::ClusterRank();
   emulator::Background([=, map = *map] {
-    const int first = kMulticast ? 0 : rank, last = kMulticast ? 1 : rank;
+    const int first = multicast ? 0 : rank, last = multicast ? 1 : rank;
     for (int peer = first; peer <= last; peer++) {
-      ForBox(map, to, x, y, z, [&](const char* from, uint32_t address) {
+      ForBox(map, to, at, [&](const char* from, uint32_t address) {
         char* element = (char*)emulator::SharedAt(address, peer);
         if (from)
           memcpy(element, from, map.size);
@@ -117,6 +119,14 @@ void LoadBox(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y
     }
   });
 }
+template <bool kMulticast>
+void LoadBox(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y, int z) {
+  LoadBoxAt(to, map, barrier, {x, y, z}, kMulticast);
+}
+inline void LoadBox(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y, int z,
+                    int w) {
+  LoadBoxAt(to, map, barrier, {x, y, z, w}, false);
+}
 inline void LoadBytes(uint32_t to, const void* from, uint32_t nbytes, uint32_t barrier) {
   const int rank = emulator::ClusterRank();
   emulator::Background([=] {
@@ -124,9 +134,9 @@ inline void LoadBytes(uint32_t to, const void* from, uint32_t nbytes, uint32_t b
     CountBytes(barrier, rank, -(int)nbytes);
   });
 }
-inline void StoreBox(const CUtensorMap* map, uint32_t from, int x, int y, int z) {
+inline void StoreBox(const CUtensorMap* map, uint32_t from, int x, int y, int z, int w = 0) {
   emulator::Begin(emulator::Unit::kStores, [=, map = *map] {
-    ForBox(map, from, x, y, z, [&](char* to, uint32_t address) {
+    ForBox(map, from, {x, y, z, w}, [&](char* to, uint32_t address) {
       if (to) memcpy(to, emulator::SharedAt(address), map.size);
     });
   });
@@ -146,11 +156,6 @@ inline void StoreMatrices(uint32_t to, const uint32_t (&x)[4]) {
 template <class T>
 uint32_t Packed(float low, float high) {
   return (uint32_t)T(high).bits << 16 | T(low).bits;
-}
-
-inline float ExpTwo(float x) {
-  const float y = exp2f(x);
-  return fabsf(y) < 1.17549435e-38f ? 0.f : y;
 }
 
 // ---- ordinary copies ----

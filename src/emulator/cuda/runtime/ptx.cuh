@@ -18,6 +18,10 @@ inline void StoreQuad(float* shared, float x, float y, float z, float w) {
 
 inline float ByteToFloat(unsigned word, int k) { return (float)(word >> 8 * k & 255); }
 
+inline float WithoutSubnormals(float x) { return fabsf(x) < 1.17549435e-38f ? 0.f : x; }
+inline float ExpTwo(float x) { return WithoutSubnormals(exp2f(x)); }
+inline float Reciprocal(float x) { return WithoutSubnormals(1.f / x); }
+
 inline void CopyAsync16(float* shared, const float* p, bool valid) {
   emulator::CopyLater(shared, p, 4, valid);
 }

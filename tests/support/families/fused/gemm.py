@@ -94,6 +94,12 @@ def linear(a: Any, b: Any, bias: Any, **attrs: Any) -> Any:
     return gemm_epilogue.matmul_bias_op(a, b, bias, body=close((a, b, bias), (y,)), **attrs)
 
 
+def linear_both(a: Any, b: Any, bias: Any, part: int, **attrs: Any) -> Any:
+    y = ad.matmul_op(a, b, **flags_of(attrs)) + bias
+    body = close((a, b, bias), (y, operator(attrs["activation"])(y)))
+    return gemm_epilogue.matmul_bias_both_op(a, b, bias, body=body, **attrs)[part]
+
+
 def matmul_map(a: Any, b: Any, **attrs: Any) -> Any:
     y = operator(attrs["activation"])(ad.matmul_op(a, b, **flags_of(attrs)))
     return gemm_epilogue.matmul_map_op(a, b, body=close((a, b), (y,)), **attrs)
@@ -132,6 +138,16 @@ def linear_formula(a: Array, b: Array, bias: Array, activation: str, **flags: An
 def linear_scale(a: Array, b: Array, bias: Array, activation: str, **flags: Any) -> Array:
     rounding = matmul_scale(a, b, **flags) + np.abs(bias)
     return 1.2 * rounding + np.abs(linear_formula(a, b, bias, activation, **flags))
+
+
+def both_formula(
+    a: Array, b: Array, bias: Array, part: int, activation: str, **flags: Any
+) -> Array:
+    return linear_formula(a, b, bias, activation if part else "", **flags)
+
+
+def both_scale(a: Array, b: Array, bias: Array, part: int, activation: str, **flags: Any) -> Array:
+    return linear_scale(a, b, bias, activation if part else "", **flags)
 
 
 def gradient_formula(a: Array, b: Array, side: Array, gradient: str, **flags: Any) -> Array:
@@ -211,6 +227,22 @@ def row_of(rows: int, columns: int) -> tuple:
     return (columns,)
 
 
+def both() -> list[Case]:
+    """Every activation, and sizes of one, for both parts; rows of C at multiples of 16 bytes are
+    stored by the rung hopper.
+    """
+    cases = [one_product(row_of, activation=name) for name in ACTIVATIONS]
+    cases += [
+        case(
+            (rows, inner), (inner, columns), (columns,),
+            trans_A=False, trans_B=False, activation=name,
+        )
+        for rows, inner, columns in ((17, 31, 24), (131, 67, 136), (0, 3, 8), (3, 0, 8))
+        for name in ("gelu_tanh", "relu")
+    ]  # fmt: skip
+    return [Case(one.shapes, {**one.attrs, "part": part}) for one in cases for part in (0, 1)]
+
+
 def side_of(rows: int, columns: int) -> tuple:
     return (rows, columns)
 
@@ -241,6 +273,10 @@ FUSED = (
             *(one_product(row_of, activation=name) for name in ACTIVATIONS),
         ),
         scale=linear_scale, ulps=4, differentiable=(), build=linear,
+    ),
+    Sample(  # where the activation is a step of its own, its input is rounded before
+        "matmul_bias_both", gemm_epilogue.matmul_bias_both_op, both_formula, tuple(both()),
+        scale=both_scale, ulps=4, differentiable=(), build=linear_both, roundings=2, fused=True,
     ),
     Sample(
         "matmul_map", gemm_epilogue.matmul_map_op,

@@ -5,4 +5,15 @@ It returns the name of the result (a tuple of them for several), or a graph of s
 ours that have rules, or None to leave the node to its operator's own `simplify`.
 """
 
-from . import elementwise, images, layout, losses, mathematics, norm, products, reductions, refused
+from . import (
+    elementwise,
+    images,
+    layout,
+    losses,
+    mathematics,
+    norm,
+    products,
+    quantize,
+    reductions,
+    refused,
+)

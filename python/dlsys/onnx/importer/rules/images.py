@@ -78,7 +78,8 @@ def convolve(call: Call, x: np.ndarray, f: np.ndarray, bias: Any) -> np.ndarray:
 
 
 @graph("Conv")
-def _conv(call: Call, x: Any, f: Any, bias: Any = None) -> Any:
+def convolve_nodes(call: Call, x: Any, f: Any, bias: Any = None) -> Any:
+    """The convolution of x (N, C, …) by f (O, C / groups, …) with the attributes of a node."""
     rank = len(x.shape) - 2
     if rank not in (1, 2) or 0 in x.shape:
         raise Unfit

@@ -1,0 +1,1 @@
+"""`dlsys superres`: trains networks that enlarge photographs, enlarges some, and measures them."""
