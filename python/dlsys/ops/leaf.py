@@ -245,6 +245,7 @@ class Parameter(Node):
     dtype: Any  # that of the value, known from the start
     frozen: bool = False  # it would be trainable, but `nn.Module.freeze` holds it
     of_rank: bool = False  # of ranks that train together each has a value of its own
+    derived: bool = False  # it follows other state, and is in no checkpoint
 
     @declared(value=Array(), dtype=DType(), trainable=Bool())
     def __init__(
@@ -277,6 +278,11 @@ class Parameter(Node):
         dtype = self.dtype if self.declared else None
         arguments = (value, self.name, dtype, self.trainable)
         return type(self), arguments, ({"frozen": True} if self.frozen else None)
+
+    @property
+    def saved_shape(self) -> tuple[int, ...]:
+        """The shape of what `asnumpy` gives and `set` takes."""
+        return self.shape
 
     def asnumpy(self) -> np.ndarray:
         """A copy of the value as it is now."""

@@ -8,6 +8,8 @@
 // (split-K); at the end the blocks that made the parts of a tile add them together, each a slice of
 // it, in the order of K: results are deterministic. 3xtf32 runs over K three times, over the upper
 // and lower parts of both operands (Ootomo and Yokota 2022, doi:10.1177/10943420221090256).
+// Epilogues of few instructions, of 16 bits GELU and SiLU among them (fast_functions.cuh), are done
+// in registers, the others through shared memory.
 //
 // Operands lie along K or, of 16 bits, along M or N; C is row-major and overlaps nothing. Large
 // shapes are limited by the tensor cores' power, K below about 1,000 by the stores of C.
