@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -89,15 +90,24 @@ def run(options: argparse.Namespace, ctx: Context | None) -> int:
     settings, model = training.load(options.folder)
     enlarger = Enlarger(settings, model, ctx, options.tile or _TILE)
     failed = 0
-    for path in options.paths:
+    for file in _files(options.paths):
         try:
-            for file in listed([path]):
-                target = _target(file, settings.scale, options.out)
-                _enlarge(enlarger, file, target)
+            if isinstance(file, DataError):
+                raise file
+            _enlarge(enlarger, file, _target(file, settings.scale, options.out))
         except DataError as error:
             streams.say(str(error))
             failed = 1
     return failed
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path | DataError]:
+    """The photos of files and folders, or the error of a path that has none."""
+    for path in paths:
+        try:
+            yield from listed([path])
+        except DataError as error:
+            yield error
 
 
 def _enlarge(enlarger: Enlarger, file: Path, target: Path) -> None:
