@@ -4,6 +4,7 @@ object that maps each case to "" or to what went wrong on the first rank on whic
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -165,6 +166,17 @@ def case_data_parallel() -> None:
             assert ctx is None or "all_reduce exchanges" in report, report
 
 
+def case_repeats() -> None:
+    """The same world gives the same bits, and the report tells what is exchanged."""
+    for ctx in DEVICES:
+        (losses, values, report), (again, same, _) = (
+            steps(ctx, world, optim.Adam(1e-2)) for _ in range(2)
+        )
+        assert (losses == again).all() and all((a == b).all() for a, b in zip(values, same))
+        nbytes = 4 * (16 * 32 + 32 + 32 * 4 + 4)
+        assert f"exchanged with other ranks a run, in bytes: {nbytes:,}" in report, report
+
+
 def case_accumulation_reduces_once_a_round() -> None:
     for accumulate, wanted in ((1, 6), (3, 2)):
         with mock.patch.object(world, "reduce_into", wraps=world.reduce_into) as reductions:
@@ -218,6 +230,80 @@ def case_random_numbers() -> None:
     assert (shared[0] == masks[1]).all()
 
 
+def case_shards() -> None:
+    """Each rank keeps a part of the optimizer's state, and losses are those of one rank."""
+    makers: list[Callable[[Any], Any]] = [
+        lambda shard: optim.Adam(1e-2, clip_norm=0.5, shard=shard),
+        lambda shard: optim.AdamW(1e-2, ema=0.9, shard=shard),
+        lambda shard: optim.SGD(0.1, momentum=0.9, shard=shard),
+    ]
+    for ctx, maker in itertools.product(DEVICES, makers):
+        alone, wanted, _ = steps(ctx, None, maker(None))
+        optimizer = maker(world)
+        together, got, _ = steps(ctx, world, optimizer)
+        np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6)
+        for a, b in zip(got, wanted):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+        for parameter, slots in optimizer.slots.items():
+            for slot in slots.values():
+                assert slot.shape == (-(-np.prod(parameter.shape) // size),)
+                assert slot.asnumpy().shape == parameter.shape
+
+
+def case_shards_saved() -> None:
+    """The state of an optimizer is complete and the same as without shards; setting it sets all."""
+    states, after = [], []
+    for shard in (None, world):
+        optimizer = optim.Adam(1e-2, shard=shard)
+        _, parameters, _ = steps(None, world, optimizer)
+        state = optimizer.state_dict()
+        states.append(state)
+        optimizer.load_state_dict({name: value * 2 for name, value in state.items()})
+        after.append(optimizer.state_dict())
+    for found in (states, after):
+        assert found[0].keys() == found[1].keys()
+        for name, value in found[0].items():
+            np.testing.assert_allclose(found[1][name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def case_shards_in_fit() -> None:
+    """A checkpoint of shards is one without them, and goes on either way."""
+    folder = shared_folder()
+    fitted(folder, 1, "data", optimizer=optim.Adam(1e-2, shard=world))
+    history, model = fitted(folder, 2, "data", optimizer=optim.Adam(1e-2))
+    folder = shared_folder()
+    fitted(folder, 1, "data", optimizer=optim.Adam(1e-2))
+    other, wanted = fitted(folder, 2, "data", optimizer=optim.Adam(1e-2, shard=world))
+    for p, q in zip(model.parameters(), wanted.parameters()):
+        np.testing.assert_allclose(p.asnumpy(), q.asnumpy(), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(history.epochs[1]["loss"], other.epochs[1]["loss"], atol=1e-6)
+
+
+def case_synchronized_batch_norm() -> None:
+    """Statistics, gradients and running statistics are those of all shares as one batch."""
+    rng = np.random.default_rng(0)
+    xs = (rng.normal(size=(4, 24, 5, 3)) * 2 + 3).astype(np.float32)
+    for ctx in DEVICES:
+        found = []
+        for group in (None, world):
+            layer = nn.BatchNorm1d(5, group=group)
+            first = nn.Conv1d(5, 5, 1, rng=1)
+            x = ad.Variable("x", (None, 5, 3))
+            y = F.sigmoid(layer(first(x)))
+            loss = F.mean(y * y * y)
+            update = optim.SGD(0.5).minimize(loss, [*first.parameters(), *layer.parameters()])
+            executor = ad.Executor([loss, update], ctx, group=group)
+            losses = []
+            for batch in xs:
+                share = batch if group is None else parts(batch)[rank]
+                mean = executor.run({x: share}, True)[0]
+                losses.append(mean if group is None else world.all_reduce(mean, "mean"))
+            state = [p.asnumpy() for m in (first, layer) for _, p in m.named_state()]
+            found.append([np.array(losses), *state])
+        for a, b in zip(*found):
+            np.testing.assert_allclose(b, a, rtol=0, atol=2e-6)
+
+
 # ---- disagreement ----
 def refused(make: Callable[[], Any], part: str) -> None:
     """All ranks get the same sentence, which has this part."""
@@ -250,7 +336,13 @@ def case_disagreement() -> None:
 
 
 # ---- fit ----
-def fitted(folder: str, epochs: int, parallel: str | None, *callbacks: train.Callback) -> Any:
+def fitted(
+    folder: str,
+    epochs: int,
+    parallel: str | None,
+    *callbacks: train.Callback,
+    optimizer: Any = None,
+) -> Any:
     """The history and model of a run that keeps checkpoints, and goes on from those it finds."""
     rng = np.random.default_rng(0)
     samples = rng.normal(size=(80, 1, 6, 6)).astype(np.float32), rng.integers(0, 4, 80)
@@ -260,7 +352,7 @@ def fitted(folder: str, epochs: int, parallel: str | None, *callbacks: train.Cal
     )
     found = folder if (Path(folder) / "last.safetensors").exists() else None
     history = train.fit(
-        model, loader, optim.Adam(1e-2), epochs=epochs, log_every=4, quiet=True, resume=found,
+        model, loader, optimizer or optim.Adam(1e-2), epochs=epochs, log_every=4, quiet=True, resume=found,
         parallel=parallel, callbacks=[train.Checkpoint(folder, steps=2), *callbacks],
     )  # fmt: skip
     return history, model
@@ -281,6 +373,16 @@ def case_fit() -> None:
             np.testing.assert_allclose(got[figure], record[figure], rtol=0, atol=1e-6)
     for p, q in zip(model.parameters(), wanted.parameters()):
         np.testing.assert_allclose(p.asnumpy(), q.asnumpy(), rtol=0, atol=1e-6)
+
+
+def case_runs_from_other_steps() -> None:
+    """A rank that does not find the checkpoint that the others go on from is told of."""
+    folder = shared_folder()
+    fitted(folder, 1, "data")
+    refused(
+        lambda: fitted(folder if rank != 1 else tempfile.mkdtemp(), 2, "data"),
+        "rank 1 differs from rank 0 in its steps so far: it has 0, where rank 0 has 6",
+    )
 
 
 def case_running_statistics() -> None:

@@ -86,6 +86,7 @@ def makers() -> dict[type, Callable[[], Any]]:
         ad.Executor: lambda: executor,
         train.JsonLog: lambda: train.JsonLog("log.jsonl"),
         data.Loader: lambda: _LOADER,
+        optim.LBFGS: lambda: optim.LBFGS(model.parameters()),
         viz.report.Mistakes: lambda: viz.report.Mistakes(
             arrays[0], arrays[1], arrays[1], arrays[1]
         ),
@@ -112,6 +113,7 @@ def makers() -> dict[type, Callable[[], Any]]:
         train.TensorBoard: lambda: train.TensorBoard(tempfile.gettempdir()),
         train.Validation: lambda: train.Validation(_LOADER),
         memory.Value: lambda: plan.steps[0].outputs[0],
+        dl.QuantizedModel: lambda: dl.QuantizedModel([], [], False, {}, "minmax"),
         dl.InferenceProgram: lambda: dl.infer(nn.MLP((4, 3)), buckets=(1, 8)),
         profile.Row: lambda: profile.Row("matmul", 3, 0.5, 100, 200),
         report.Report: lambda: made,

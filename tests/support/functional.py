@@ -92,8 +92,9 @@ for _k in (0, 1):
 same("take_along_axis", ad.take_along_axis_op, X, ad.argmax_op(X, 1, True), 1)
 same("masked_fill", ad.masked_fill_op, X, TRUE, 0.5)
 
-same("quantize", ad.quantize_op, X, np.float32(0.1), np.uint8(3))
-same("dequantize", ad.dequantize_op, LABELS, np.float32(0.1), np.int64(3))
+STEP, ZERO = ad.constant(np.float32(0.1)), ad.constant(np.uint8(3))
+same("quantize", ad.quantize_op, X, STEP, ZERO)
+same("dequantize", ad.dequantize_op, ad.quantize_op(X, STEP, ZERO), STEP, ZERO)
 row("leaky_relu", lambda: F.leaky_relu(X, 0.2), lambda: ad.leaky_relu_op(X, 0.2))
 row("elu", lambda: F.elu(X, alpha=2.0), lambda: ad.elu_op(X, 2.0))
 row("gelu", lambda: F.gelu(X, approximate="tanh"), lambda: ad.gelu_tanh_op(X))

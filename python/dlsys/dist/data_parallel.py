@@ -26,6 +26,7 @@ from ..runtime.target import target_of
 from ..settings import settings
 from .collectives import bucket_op
 from .group import LINE, Group, without_line
+from .shard import Shard
 
 FIRST_BUCKET = 1 << 20  # bytes
 BUCKET = 25 << 20  # bytes
@@ -42,6 +43,7 @@ class DataParallel:
             raise GraphError(f"Executor: group is one of dist.init(), got {group!r}")
         self._group, self._ctx = group, ctx
         self._shared = [parameter for parameter in parameters if not parameter.of_rank]
+        self._shards = [parameter for parameter in parameters if isinstance(parameter, Shard)]
         self._told: dict[Hashable, tuple[int, Told]] = {}
         self.passes = (
             Pass("rank_keys", self._draw_apart, position=3),
@@ -64,6 +66,8 @@ class DataParallel:
         self._group.agree(*self._told[key])
         if first:
             self._share_state()
+        for part in self._shards:
+            part.refresh()
 
     def _share_state(self) -> None:
         values = [parameter.asnumpy() for parameter in self._shared]
@@ -90,8 +94,9 @@ class DataParallel:
         rounds: dict[Node, tuple[Node | None, int]] = {}  # of each gradient: when it is used
         for node in order:
             for k in node.op.descends_by:
-                if not node.inputs[k].op.constant_fill:
-                    rounds[node.inputs[k]] = _round(node)
+                gradient = node.inputs[k]
+                if not (gradient.op.constant_fill or gradient.op.communicates):
+                    rounds[gradient] = _round(node)
         reduced: dict[Node, Node] = {}
         for bucket in _buckets(rounds):
             count, every = rounds[bucket[0]]

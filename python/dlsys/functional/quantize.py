@@ -18,7 +18,7 @@ def quantize(x: Array, scale: Array, zero: Array, axis: int = 0) -> Array:
     for each position of `axis`. ShapeError where they do not fit.
 
     >>> F.quantize(dl.tensor([-9.0, 0.0, 0.7]), np.float32(0.5), np.uint8(3))
-    Tensor([0, 3, 4], device=numpy)
+    Tensor([0, 3, 4], dtype=uint8, device=numpy)
     """
     return ops.quantize_op(as_node(x), as_node(scale), as_node(zero), axis=axis)
 

@@ -155,7 +155,7 @@ def _adds(node: Node | None) -> bool:
     return (
         node is not None
         and node.op is add_op
-        and all(x.spec.shape == node.spec.shape for x in node.inputs)
+        and all(x.spec.shape == node.spec.shape and not x.op.constant_fill for x in node.inputs)
     )
 
 

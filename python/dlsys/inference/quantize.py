@@ -12,6 +12,7 @@ each quantized tensor and a dequantization behind each weight, as ONNX's QDQ for
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,13 @@ Numbers = tuple[np.ndarray, np.ndarray]  # scale and zero point
 class QuantizedModel(Module):
     """What `quantize` returns: a model over Nodes and Tensors whose numbers do not change.
 
-    ranges: the least and the largest number of each quantized tensor, by the name of its node.
-    method: of the calibration.
+    inputs: the Variables of a graph in QDQ form. outputs: its results, or one if `single`. ranges:
+    the least and the largest number of each quantized tensor, by the name of its node. method: of
+    the calibration.
+
+    >>> loader = data.Loader((np.ones((4, 3), np.float32), np.zeros(4)), 2)
+    >>> dl.quantize(nn.MLP((3, 2), seed=0), loader)
+    QuantizedModel(minmax, 1 tensor of 8 bits)
     """
 
     def __init__(
@@ -69,7 +75,8 @@ class QuantizedModel(Module):
         return made[0] if self._single else tuple(made)
 
     def options(self) -> str:
-        return f"{self.method}, {len(self.ranges)} tensors of 8 bits"
+        count = len(self.ranges)
+        return f"{self.method}, {count} tensor{'s' * (count != 1)} of 8 bits"
 
 
 def quantize(
@@ -107,6 +114,7 @@ def quantize(
         raise GraphError(f"quantize: percentile must be above 50 and up to 100, got {percentile}")
     data = as_trained(data, model.trained_on)
     variables = _variables(data)
+    trained_on, model = model.trained_on, deepcopy(model)  # whose Parameters may live elsewhere
     with model.in_mode(False):
         made = model(*variables)
     nodes: list[Node] = list(made) if isinstance(made, (tuple, list)) else [made]
@@ -127,7 +135,7 @@ def quantize(
     outputs = _with_quantization(fetches, plan, dict(zip(plan.tensors, map(_numbers, ranges))))
     named = {x.name: each for x, each in zip(plan.tensors, ranges)}
     result = QuantizedModel(variables, outputs, nodes[0] is made, named, method)
-    result.trained_on = model.trained_on
+    result.trained_on = trained_on
     return result
 
 

@@ -4,7 +4,7 @@ arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -245,6 +245,7 @@ class Parameter(Node):
     dtype: Any  # that of the value, known from the start
     frozen: bool = False  # it would be trainable, but `nn.Module.freeze` holds it
     of_rank: bool = False  # of ranks that train together each has a value of its own
+    derived: bool = False  # it follows other state, and is in no checkpoint
 
     @declared(value=Array(), dtype=DType(), trainable=Bool())
     def __init__(
@@ -277,6 +278,11 @@ class Parameter(Node):
         dtype = self.dtype if self.declared else None
         arguments = (value, self.name, dtype, self.trainable)
         return type(self), arguments, ({"frozen": True} if self.frozen else None)
+
+    @property
+    def saved_shape(self) -> tuple[int, ...]:
+        """The shape of what `asnumpy` gives and `set` takes."""
+        return self.shape
 
     def asnumpy(self) -> np.ndarray:
         """A copy of the value as it is now."""
@@ -330,5 +336,10 @@ def home_of(model: Any) -> Any:
     """The native device on which the Parameters of a model (an `nn.Module`) live; None for numpy,
     or where that is not known yet.
     """
-    homes = (p.home if p.storage is None else p.storage.ctx for _, p in model.named_state())
+    return common_home(parameter for _, parameter in model.named_state())
+
+
+def common_home(parameters: Iterable[Parameter]) -> Any:
+    """The native device of the first of these Parameters that lives on one, see `home_of`."""
+    homes = (p.home if p.storage is None else p.storage.ctx for p in parameters)
     return next((home for home in homes if home is not None and home is not ANYWHERE), None)

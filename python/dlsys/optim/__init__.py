@@ -8,6 +8,7 @@
 
 from .algorithms import SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 from .ema import EMA
+from .lbfgs import LBFGS, Minimum
 from .optimizer import Optimizer, effects_of
 from .schedule import (
     Constant,

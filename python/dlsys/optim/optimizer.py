@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..describe import brief
+from ..dist.collectives import all_reduce_op
+from ..dist.group import Group as Ranks
+from ..dist.shard import Shard, gathered, scattered
 from ..dtypes import widened
 from ..eager.step import drop_gradients
 from ..eager.step import step as eager_step
@@ -20,9 +23,10 @@ from ..graph.gradients import gradients
 from ..graph.lines import where
 from ..graph.node import Node, find_topo_sort
 from ..ops.comparison import minimum_op
+from ..ops.elementwise import sqrt_op
 from ..ops.leaf import Parameter, constant_op
 from ..ops.optim.apply import UPDATES, RuleOp, global_norm_op
-from ..ops.optim.assign import advance_step_op, group_op
+from ..ops.optim.assign import advance_step_op, assign_op, group_op
 from .ema import EMA
 from .schedule import Schedule
 
@@ -55,7 +59,9 @@ class Optimizer:
     clip_norm: gradients are scaled down so that the norm over all of them is at most this.
     clip_value: then each of their elements is cut to at most this size. accumulate: gradients are
     averaged over so many runs, the last of which makes the update. ema: an EMA of the weights, or
-    its decay. params: what `step()` updates after `backward()` of a Tensor, as `minimize` takes it.
+    its decay. shard: ranks (`dist.init()`), each of which keeps and updates a part of every slot
+    and Parameter (docs/dist.md), for `minimize` and executors of that group. params: what `step()`
+    updates after `backward()` of a Tensor, as `minimize` takes it.
     options: the constants of the rule, for subclasses.
 
     Attributes: `lr`, a scalar node, float64 on numpy and float32 natively; `steps`, a
@@ -84,6 +90,7 @@ class Optimizer:
         clip_norm: float | None = None,
         accumulate: int = 1,
         ema: EMA | float | None = None,
+        shard: Ranks | None = None,
         params: Parameter | Sequence[Parameter] | Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self.options = options | dict(weight_decay=weight_decay, decoupled=decoupled) | options
@@ -93,6 +100,13 @@ class Optimizer:
                 raise GraphError(f"{self._title}: expected {key} > 0 or None, got {value}")
         if int(accumulate) != accumulate or accumulate < 1:
             raise GraphError(f"{self._title}: expected accumulate >= 1, got {accumulate}")
+        if shard is not None and (not isinstance(shard, Ranks) or accumulate > 1):
+            raise GraphError(
+                f"{self._title}: shard is a group of ranks, and goes without accumulate; got "
+                f"{shard!r} and accumulate={accumulate}"
+            )
+        self._shard = shard if shard is not None and shard.size > 1 else None
+        self._parts: dict[Parameter, Shard] = {}
         self.clip_value, self.clip_norm = clip_value, clip_norm
         self.accumulate = int(accumulate)
         self.ema = ema if ema is None or isinstance(ema, EMA) else EMA(ema)
@@ -173,6 +187,8 @@ class Optimizer:
         those without one stay. GraphError where none has one.
         """
         self._check_params("step")
+        if self._shard is not None:
+            raise GraphError(f"{self._title}.step: with shard, updates are nodes: see minimize")
         eager_step(self, self.params)
 
     def zero_grad(self) -> None:
@@ -192,6 +208,8 @@ class Optimizer:
     def _updates(self, groups: Sequence[Group], given: Mapping[Parameter, Node]) -> list[Node]:
         flat = [parameter for group in groups for parameter in group.parameters]
         grads = [given[parameter] for parameter in flat]
+        if self._shard is not None:
+            grads = [scattered(grad, p, self._shard) for grad, p in zip(grads, flat)]
         if self.accumulate > 1:
             totals = [self._slot(parameter, "gradient") for parameter in flat]
             grads = [
@@ -221,7 +239,14 @@ class Optimizer:
         slots = [self._slot(parameter, name, group.initial) for name in group.rule.slots]
         counts = group.rule.rule.needs_step or group.attrs.get("dampening")
         options = {"step": self.steps if counts else None, "scale": scale, **self._accumulation}
-        return group.rule(parameter, *slots, grad, group.lr, **options, **group.attrs)
+        options |= group.attrs
+        if self._shard is None:
+            return group.rule(parameter, *slots, grad, group.lr, **options)
+        if parameter not in self._parts:
+            name = f"{parameter.name}.part"
+            self._parts[parameter] = Shard(parameter, name, self._shard, None)
+        part = group.rule(self._parts[parameter], *slots, grad, group.lr, **options)
+        return assign_op(parameter, gathered(part, parameter, self._shard))
 
     def _scale(self, grads: Sequence[Node]) -> Node | None:
         """The factor of every gradient: one run's share, times that of clipping by the norm."""
@@ -229,13 +254,17 @@ class Optimizer:
         if self.clip_norm is None:
             return constant_op(np.array(share)) if share < 1 else None
         norm = global_norm_op(*grads)
+        if self._shard is not None:
+            norm = sqrt_op(all_reduce_op(norm * norm, group=self._shard))
         if share < 1:
             norm = norm * share
         return minimum_op(self.clip_norm / (norm + _NORM_EPS), 1.0) * share
 
     def _slot(self, parameter: Parameter, name: str, initial: float = 0.0) -> Parameter:
         slots = self.slots.setdefault(parameter, {})
-        if name not in slots:
+        if name not in slots and self._shard is not None:
+            slots[name] = Shard(parameter, f"{parameter.name}.{name}", self._shard, initial)
+        elif name not in slots:
             value = np.full(parameter.shape, initial, widened(parameter.dtype))
             slots[name] = Parameter(value, f"{parameter.name}.{name}", trainable=False)
         return slots[name]

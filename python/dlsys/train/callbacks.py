@@ -272,13 +272,14 @@ class Checkpoint(Callback):
 
     def _write(self, run: Run, path: Path) -> None:
         tensors, header = run.saved()  # on every rank: each has a part of the state
-        if not run.writes:
-            return
-        assert self._lock is not None
-        if not self._lock.holds:  # removed or replaced since: the lock is of what is gone
-            self._lock.release()
-            self._take_folder(None)
-        save(path, tensors, header, run.state.narrow)
+        if run.writes:
+            assert self._lock is not None
+            if not self._lock.holds:  # removed or replaced since: the lock is of what is gone
+                self._lock.release()
+                self._take_folder(None)
+            save(path, tensors, header, run.state.narrow)
+        if run.group is not None:
+            run.group.barrier()  # the file is there for every rank from here on
 
     def _take_folder(self, own: Path | None) -> None:
         """Makes the folder this run's. own: the folder whose run goes on, which may have files."""

@@ -224,6 +224,8 @@ class TrainingRun:
         self._clock = time.monotonic()
         with Interrupts() as keys, contextlib.ExitStack() as stopped:
             self.outcome = "failed"
+            if self.group is not None:
+                self.group.agree(self.step, {"steps so far": [str(self.step)]})
             before = self.model.trained_on, self.model.history
             stopped.callback(self._describe_again, before, self.step)
             self.model.trained_on, self.model.history = self._trained_on, self.history

@@ -28,7 +28,10 @@ class State:
         rest = [
             node
             for node in order
-            if isinstance(node, ad.Parameter) and node not in known and node not in resident
+            if isinstance(node, ad.Parameter)
+            and node not in known
+            and node not in resident
+            and not node.derived
         ]
         named |= {f"graph.{k}.{parameter.name}": parameter for k, parameter in enumerate(rest)}
         self.parameters: dict[str, ad.Parameter] = named
@@ -59,11 +62,11 @@ class State:
         missing = [name for name in self.parameters if name not in values]
         foreign = [name for name in values if name not in self.parameters]
         other = [
-            f"{name} {values[name].dtype} {values[name].shape} instead of {p.dtype} {p.shape}"
+            f"{name} {values[name].dtype} {values[name].shape} instead of {p.dtype} {p.saved_shape}"
             for name, p in self.parameters.items()
             if name in values
             and (
-                values[name].shape != p.shape
+                values[name].shape != p.saved_shape
                 or not np.can_cast(values[name].dtype, host(p.dtype), "same_kind")
             )
         ]

@@ -26,27 +26,80 @@ struct Tile {
   int row, sample, begin, end;
 };
 
-// Heads of which each takes so many tiles. Those of a band share k and v, or q and dy, in L2.
+// Heads of which each takes so many tiles, on so many blocks. Those of a band share k and v, or q
+// and dy, in L2. Under a causal mask a block takes pairs of tiles, see Turns.
 struct Grid {
-  int tiles, samples, band;
+  int tiles, samples, band, blocks;
+  int rounds, rest;  // of pairs: each block takes so many, and so many are left
 };
 
-inline Grid GridOf(int64_t tiles, int64_t samples, int64_t nbytes_of_sample, int64_t group) {
+inline Grid GridOf(int64_t tiles, int64_t samples, int64_t nbytes_of_sample, int64_t group,
+                   int multiprocessors) {
   constexpr int64_t kOfL2 = 24 << 20;
   const int64_t band = kOfL2 / std::max<int64_t>(nbytes_of_sample, 1) * group;
-  return {(int)tiles, (int)samples, (int)std::clamp(band, std::min(group, samples), samples)};
+  const int64_t blocks = std::min<int64_t>(tiles * samples, multiprocessors);
+  const int64_t pairs = CeilDiv(tiles, 2) * samples;
+  const int64_t rounds = std::max<int64_t>(pairs / blocks - 1, 0);
+  return {(int)tiles,  (int)samples, (int)std::clamp(band, std::min(group, samples), samples),
+          (int)blocks, (int)rounds,  (int)(pairs - rounds * blocks)};
 }
 
-// Tile `index` of a grid: its number within its head, and its head.
+// A tile by its number within its head, and the head.
 struct Position {
   int tile, sample;
 };
-__device__ __forceinline__ Position PositionOf(const Grid& grid, int index) {
-  const int of_band = grid.band * grid.tiles;
+// The position of `index` where each head has so many.
+__device__ __forceinline__ Position PositionOf(const Grid& grid, int tiles, int index) {
+  const int of_band = grid.band * tiles;
   const int band = index / of_band, in_band = index % of_band;
   const int width = min(grid.band, grid.samples - band * grid.band);
   return {in_band / width, band * grid.band + in_band % width};
 }
+
+// The tiles of a block, by a fixed order. All are of one length: every so-many-th. Under a causal
+// mask a head's tile 0 is the longest and each of the next is shorter by as much, so that the first
+// with the last, the second with the last but one and so on are pairs of one length: a block takes
+// every so-many-th pair. What does not fill all blocks with pairs goes as single tiles, the longest
+// first, to the blocks from first to last, back, and so on: blocks end within a few hundredths of
+// each other, where every so-many-th tile would leave a tenth.
+template <bool kCausal>
+class Turns {
+ public:
+  __device__ __forceinline__ bool Next(const Grid& grid, Position& at) {
+    if constexpr (kCausal) {
+      return NextOfPairs(grid, at);
+    } else {
+      const int index = turn_++ * grid.blocks + (int)blockIdx.x;
+      if (index >= grid.tiles * grid.samples) return false;
+      at = PositionOf(grid, grid.tiles, index);
+      return true;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ bool NextOfPairs(const Grid& grid, Position& at) {
+    const int block = (int)blockIdx.x, blocks = grid.blocks;
+    while (true) {
+      const int turn = turn_++, last = turn - 2 * grid.rounds;
+      int pair = turn / 2 * blocks + block;
+      bool shorter = turn % 2;
+      if (last >= 0) {
+        const int slot = last * blocks + (last % 2 ? blocks - 1 - block : block);
+        if (last * blocks >= 2 * grid.rest) return false;
+        if (slot >= 2 * grid.rest) continue;
+        shorter = slot >= grid.rest;
+        pair = grid.rounds * blocks + (shorter ? 2 * grid.rest - 1 - slot : slot);
+      }
+      at = PositionOf(grid, (grid.tiles + 1) / 2, pair);
+      const int other = grid.tiles - 1 - at.tile;
+      if (shorter && other == at.tile) continue;  // the middle one is no pair
+      if (shorter) at.tile = other;
+      return true;
+    }
+  }
+
+  int turn_ = 0;
+};
 
 // What all kernels know of a problem.
 struct Shape {
@@ -57,27 +110,25 @@ struct Shape {
   __device__ __forceinline__ int KvHeads() const { return heads / group; }
 };
 
-// The tiles of rows of a block: every so-many-th of all. The last rows of a head come first, since
-// under a causal mask they see most.
+// The tiles of rows of a block. The last rows of a head come first, since under a causal mask they
+// see most.
 template <class T, bool kCausal>
 class RowTiles {
  public:
-  __device__ __forceinline__ explicit RowTiles(const Shape& shape)
-      : shape_(shape), index_((int)blockIdx.x) {}
+  __device__ __forceinline__ explicit RowTiles(const Shape& shape) : shape_(shape) {}
 
   __device__ __forceinline__ bool Next(Tile& tile) {
-    if (index_ >= shape_.grid.tiles * shape_.grid.samples) return false;
-    const Position at = PositionOf(shape_.grid, index_);
+    Position at;
+    if (!turns_.Next(shape_.grid, at)) return false;
     const int row = (shape_.grid.tiles - 1 - at.tile) * T::kRows;
     const int seen = kCausal ? min(shape_.columns, row + T::kRows) : shape_.columns;
     tile = {row, at.sample, 0, (seen + T::kKeys - 1) / T::kKeys};
-    index_ += (int)gridDim.x;
     return true;
   }
 
  private:
   const Shape& shape_;
-  int index_;
+  Turns<kCausal> turns_;
 };
 
 // Pairs of barriers, full and empty: of a tile, or of a stage of a ring.
@@ -93,6 +144,11 @@ __device__ __forceinline__ void InitBarriers(uint32_t barriers, int pairs, int c
     InitBarrier(Empty(barriers, pair), consumers * 4);
   }
   PublishBarriers();
+}
+
+// The number of this thread's warpgroup, known to be the same for all of a warp.
+__device__ __forceinline__ int Warpgroup() {
+  return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
 }
 
 // A consumer waits for a stage, and gives it back: a thread of each warp does for all.
@@ -124,12 +180,12 @@ using Operand = uint32_t[kColumns / 16][4];
 // Begins d = a bᵀ over rows of kSize elements. `a` is where 64 rows begin of a tile of kRowsA.
 template <class E, int kSize, int kRowsA, int kColumns>
 __device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4], uint32_t a, uint32_t b) {
+  const uint64_t of_a = Descriptor(a, 16, 1024), of_b = Descriptor(b, 16, 1024);
 #pragma unroll
   for (int step = 0; step < kSize / 16; step++) {
     const int box = step / 4, in_box = step % 4 * 32;
-    MultiplyAdd<E, false, false>(d, Descriptor(a + box * kRowsA * 128 + in_box, 16, 1024),
-                                 Descriptor(b + box * kColumns * 8 * 128 + in_box, 16, 1024),
-                                 step > 0);
+    MultiplyAdd<E, false, false>(d, Advanced(of_a, box * kRowsA * 128 + in_box),
+                                 Advanced(of_b, box * kColumns * 8 * 128 + in_box), step > 0);
   }
   CloseProducts();
 }
@@ -138,9 +194,10 @@ __device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4], uint32_t a
 template <class E, int kSteps, int kColumns>
 __device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4],
                                              const uint32_t (&a)[kSteps][4], uint32_t b) {
+  const uint64_t of_b = Descriptor(b, kSteps * 16 * 128, 1024);
 #pragma unroll
   for (int step = 0; step < kSteps; step++)
-    MultiplyAdd<E, true>(d, a[step], Descriptor(b + step * 2048, kSteps * 16 * 128, 1024), true);
+    MultiplyAdd<E, true>(d, a[step], Advanced(of_b, step * 2048), true);
   CloseProducts();
 }
 
@@ -148,6 +205,21 @@ template <int kColumns>
 __device__ __forceinline__ void SetZero(float (&d)[kColumns][4]) {
 #pragma unroll
   for (int j = 0; j < kColumns; j++) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.f;
+}
+
+// Writes `hidden` at the keys behind the last one and, under a causal mask, at those behind a row.
+// `row` and `column` are of the thread's first score.
+template <bool kCausal, int kColumns>
+__device__ __forceinline__ void Hide(float (&scores)[kColumns][4], int row, int column, int columns,
+                                     float hidden) {
+#pragma unroll
+  for (int j = 0; j < kColumns; j++) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int at = column + j * 8 + e % 2;
+      if (at >= columns || (kCausal && at > row + e / 2 * 8)) scores[j][e] = hidden;
+    }
+  }
 }
 
 // Accumulators of a product are laid out as two operands of the next one, side by side.

@@ -2,11 +2,13 @@
 // conv.cuh declares, to one that is named or by the heuristic.
 //
 // x (n, c, in), f (o, c / groups, kernel), y (n, o, out); a gradient has the shape of its array.
-// Results overlap no input.
+// Results overlap no input. In 16 bits channels_last.cuh computes them, between copies that move
+// the channels last and back, and a rung that is named does in float32.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
+#include "cuda/conv/channels_last.cuh"
 #include "cuda/conv/conv.cuh"
 #include "cuda/runtime/widened.cuh"
 
@@ -100,15 +102,18 @@ void Conv2d(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions
   });
 }
 
+void CheckBias(const char* op, const Conv& conv, const DLArray* f, const DLArray* bias) {
+  if (bias->ndim != 1 || bias->shape[0] != conv.o)
+    Fail("%s: bias %s does not fit filter %s", op, ShapeText(bias).c_str(), ShapeText(f).c_str());
+}
+
 void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray* y,
                 Struct<WindowOptions> windows, int64_t groups, int64_t algorithm, int64_t precision,
                 DLStream stream) {
   const ConvCall at{"conv2d_bias", y->ctx, stream, CheckedPrecision("conv2d_bias", precision)};
   Enter(at.op, y, x, f, bias);
   const Conv conv = CheckedConv(at.op, x, f, y, *windows, groups);
-  if (bias->ndim != 1 || bias->shape[0] != conv.o)
-    Fail("%s: bias %s does not fit filter %s", at.op, ShapeText(bias).c_str(),
-         ShapeText(f).c_str());
+  CheckBias(at.op, conv, f, bias);
   const float *data = In(at.op, x), *filter = In(at.op, f), *add = In(at.op, bias);
   float* out = Out(at.op, y);
   if (!Numel(y)) return;
@@ -149,14 +154,110 @@ void Conv2dFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
                                  });
 }
 
-DLSYS_KERNEL(cuda, conv2d, Conv2d);
-DLSYS_KERNEL_WIDENED(cuda, conv2d, Conv2d);
-DLSYS_KERNEL(cuda, conv2d_bias, Conv2dBias);
-DLSYS_KERNEL_WIDENED(cuda, conv2d_bias, Conv2dBias);
-DLSYS_KERNEL(cuda, conv2d_data_gradient, Conv2dDataGradient);
-DLSYS_KERNEL_WIDENED(cuda, conv2d_data_gradient, Conv2dDataGradient);
-DLSYS_KERNEL(cuda, conv2d_filter_gradient, Conv2dFilterGradient);
-DLSYS_KERNEL_WIDENED(cuda, conv2d_filter_gradient, Conv2dFilterGradient);
+// ---- 16 bits ----
+
+// True where a convolution of 16 bits runs with channels last.
+bool ByChannelsLast(DLContext ctx, const Conv& conv, int64_t algorithm) {
+  return algorithm == 0 && !SumsNothing(conv) && channels_last::Serves(ctx, conv);
+}
+
+// Images in scratch memory, their channels last: a copy, or room for a result.
+template <class T>
+class ChannelsLast {
+ public:
+  ChannelsLast(const channels_last::Call& at, int64_t n, int64_t channels, HW image)
+      : at_(at),
+        n_(n),
+        channels_(channels),
+        size_(Size(image)),
+        scratch_(at.ctx, n * channels * size_ * (int64_t)sizeof(T), at.stream) {}
+  const ChannelsLast& CopyOf(const T* x) const {
+    channels_last::SwapAxes(at_, x, n_, channels_, size_, data());
+    return *this;
+  }
+  void CopyTo(T* x) const { channels_last::SwapAxes(at_, data(), n_, size_, channels_, x); }
+  T* data() const { return (T*)scratch_.data(); }
+
+ private:
+  const channels_last::Call at_;
+  const int64_t n_, channels_, size_;
+  const Scratch scratch_;
+};
+
+// bias may be null.
+template <class T>
+void Forward16(const channels_last::Call& at, const Conv& conv, const DLArray* x, const DLArray* f,
+               const DLArray* bias, DLArray* y) {
+  const ChannelsLast<T> images(at, conv.n, conv.c, conv.in), result(at, conv.n, conv.o, conv.out);
+  channels_last::Forward(at, conv, images.CopyOf(In<T>(at.op, x)).data(), In<T>(at.op, f),
+                         bias ? In<T>(at.op, bias) : nullptr, result.data());
+  result.CopyTo(Out<T>(at.op, y));
+}
+
+template <class T>
+void Conv2d16(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
+              int64_t groups, int64_t algorithm, int64_t precision, DLStream stream) {
+  const channels_last::Call at{"conv2d", y->ctx, stream};
+  Enter(at.op, y, x, f);
+  const Conv conv = CheckedConv(at.op, x, f, y, *windows, groups);
+  if (ByChannelsLast(at.ctx, conv, algorithm)) return Forward16<T>(at, conv, x, f, nullptr, y);
+  ::dlsys::InFloat32<Widening, T, Conv2d>::Run(x, f, y, windows, groups, algorithm, precision,
+                                               stream);
+}
+
+template <class T>
+void Conv2dBias16(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray* y,
+                  Struct<WindowOptions> windows, int64_t groups, int64_t algorithm,
+                  int64_t precision, DLStream stream) {
+  const channels_last::Call at{"conv2d_bias", y->ctx, stream};
+  Enter(at.op, y, x, f, bias);
+  const Conv conv = CheckedConv(at.op, x, f, y, *windows, groups);
+  CheckBias(at.op, conv, f, bias);
+  if (ByChannelsLast(at.ctx, conv, algorithm)) return Forward16<T>(at, conv, x, f, bias, y);
+  ::dlsys::InFloat32<Widening, T, Conv2dBias>::Run(x, f, bias, y, windows, groups, algorithm,
+                                                   precision, stream);
+}
+
+template <class T>
+void DataGradient16(const DLArray* f, const DLArray* dy, DLArray* dx, Struct<WindowOptions> windows,
+                    int64_t groups, int64_t algorithm, int64_t precision, DLStream stream) {
+  const channels_last::Call at{"conv2d_data_gradient", dx->ctx, stream};
+  Enter(at.op, dx, f, dy);
+  const Conv conv = CheckedConv(at.op, dx, f, dy, *windows, groups);
+  if (!ByChannelsLast(at.ctx, conv, algorithm))
+    return ::dlsys::InFloat32<Widening, T, Conv2dDataGradient>::Run(f, dy, dx, windows, groups,
+                                                                    algorithm, precision, stream);
+  const ChannelsLast<T> gradient(at, conv.n, conv.o, conv.out), result(at, conv.n, conv.c, conv.in);
+  channels_last::DataGradient(at, conv, In<T>(at.op, f), gradient.CopyOf(In<T>(at.op, dy)).data(),
+                              result.data());
+  result.CopyTo(Out<T>(at.op, dx));
+}
+
+template <class T>
+void FilterGradient16(const DLArray* x, const DLArray* dy, DLArray* df,
+                      Struct<WindowOptions> windows, int64_t groups, int64_t algorithm,
+                      int64_t precision, DLStream stream) {
+  const channels_last::Call at{"conv2d_filter_gradient", df->ctx, stream};
+  Enter(at.op, df, x, dy);
+  const Conv conv = CheckedConv(at.op, x, df, dy, *windows, groups);
+  if (!ByChannelsLast(at.ctx, conv, algorithm))
+    return ::dlsys::InFloat32<Widening, T, Conv2dFilterGradient>::Run(x, dy, df, windows, groups,
+                                                                      algorithm, precision, stream);
+  const ChannelsLast<T> images(at, conv.n, conv.c, conv.in), gradient(at, conv.n, conv.o, conv.out);
+  channels_last::FilterGradient(at, conv, images.CopyOf(In<T>(at.op, x)).data(),
+                                gradient.CopyOf(In<T>(at.op, dy)).data(), Out<T>(at.op, df));
+}
+
+// Of a function for float32, and of a template for both types of 16 bits.
+#define DLSYS_CONVOLUTION(name, Function, Template)                    \
+  DLSYS_KERNEL(cuda, name, Function);                                  \
+  DLSYS_KERNEL_OF(cuda, name, #name, DL_BFLOAT16, Template<bfloat16>); \
+  DLSYS_KERNEL_OF(cuda, name, #name, DL_FLOAT16, Template<float16>)
+DLSYS_CONVOLUTION(conv2d, Conv2d, Conv2d16);
+DLSYS_CONVOLUTION(conv2d_bias, Conv2dBias, Conv2dBias16);
+DLSYS_CONVOLUTION(conv2d_data_gradient, Conv2dDataGradient, DataGradient16);
+DLSYS_CONVOLUTION(conv2d_filter_gradient, Conv2dFilterGradient, FilterGradient16);
+#undef DLSYS_CONVOLUTION
 DLSYS_ALGORITHMS(cuda, conv2d, AlgorithmsOf<Pass::kForward>);
 DLSYS_ALGORITHMS(cuda, conv2d_bias, AlgorithmsOf<Pass::kForward>);
 DLSYS_ALGORITHMS(cuda, conv2d_data_gradient, AlgorithmsOf<Pass::kDataGradient>);

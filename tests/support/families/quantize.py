@@ -60,8 +60,9 @@ def multiplied(x: Array, w: Array, bias: Array, multiplier: Array, **attrs: Any)
 def convolved(x: Array, w: Array, bias: Array, multiplier: Array, **attrs: Any) -> Array:
     """Window by window."""
     (height, width), c = attrs["size"], x.shape[3]
-    stride, dilation, around = (attrs.get(k, v) for k, v in (("stride", 1), ("dilation", 1), ("padding", 0)))  # fmt: skip
-    wide = np.pad(x, ((0, 0), (around,) * 2, (around,) * 2, (0, 0)), constant_values=attrs.get("pad", 0))  # fmt: skip
+    stride, dilation = attrs.get("stride", 1), attrs.get("dilation", 1)
+    around, pad = (attrs.get("padding", 0),) * 2, attrs.get("pad", 0)
+    wide = np.pad(x, ((0, 0), around, around, (0, 0)), constant_values=pad)
     h, v = ((n - 1) * dilation + 1 for n in (height, width))
     rows = range(0, wide.shape[1] - h + 1, stride)
     columns = range(0, wide.shape[2] - v + 1, stride)

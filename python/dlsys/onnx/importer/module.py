@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...autodiff import Executor, Variable
 from ...eager.autograd import no_grad, watched
 from ...eager.device import engine_of
 from ...eager.tensor import Tensor
@@ -32,12 +33,21 @@ class Value(NamedTuple):
     shape: tuple[int | str | None, ...] | None
 
 
-# Inputs that are statistics, which no gradient trains, and scales of integers, which are constants.
-_STATISTICS = {"BatchNormalization": (3, 4)}
-_SCALES = {
+Positions = dict[str, tuple[int, ...]]  # of inputs, by operator
+
+# Inputs that are statistics, which no gradient trains, and scales of integers: constants.
+_STATISTICS: Positions = {"BatchNormalization": (3, 4)}
+_SCALES: Positions = {
     "QuantizeLinear": (1,), "DequantizeLinear": (1,), "QLinearMatMul": (1, 4, 6),
-    "QLinearConv": (1, 4, 6),
+    "QLinearConv": (1, 4, 6), "QLinearAdd": (1, 4, 6), "QGemm": (1, 4, 7),
 }  # fmt: skip
+
+
+class _Programs(dict[Any, Any]):
+    """The programs of a quantized model by the signatures of feeds; a copy of it has none."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Programs, ()
 
 
 class ImportedModel(Module):
@@ -63,11 +73,12 @@ class ImportedModel(Module):
             for name, array in initializers.items()
             if array.dtype.name in STORED and name not in scales
         }
+        self._programs = _Programs()
         self._constants = {n: a for n, a in initializers.items() if n not in self.weights}
         self.inputs = [_value(v) for v in self.graph.input if v.name not in initializers]
         self.outputs = [_value(v) for v in self.graph.output]
 
-    def _read_as(self, table: dict[str, tuple[int, ...]]) -> set[str]:
+    def _read_as(self, table: Positions) -> set[str]:
         """The names of values that are inputs at a table's positions of its operators."""
         return {
             node.input[k]
@@ -105,8 +116,12 @@ class ImportedModel(Module):
                 f"{', '.join(sorted(needed))}"
             )
         for _, state in self.named_state():
-            state.to(ctx)
+            if (state.home if state.storage is None else state.storage.ctx) != ctx:
+                state.to(ctx)
         device = "numpy" if ctx is None else ctx
+        made = self._in_integers(feeds, ctx)
+        if made is not None:
+            return made
         walker = Walker(self._model, self._folder, device)
         given = {
             name: Tensor(x, device) if on_device(x, device) else x for name, x in feeds.items()
@@ -118,6 +133,35 @@ class ImportedModel(Module):
             raise
         except Exception as error:  # of what is computed here, behind the node that asked for it
             raise DataError(f"the ONNX model cannot be computed: {quoted(str(error))}") from error
+
+    def _in_integers(self, feeds: dict[str, Any], ctx: Any) -> list[Any] | None:
+        """The outputs of a quantized model by a program of Nodes, which computes with integers and
+        is made once for each signature; None for another model, or one that only Tensors walk.
+        """
+        arrays = {name: np.asarray(x) for name, x in feeds.items()}
+        held = all(on_device(x, ctx or "numpy") for x in arrays.values())
+        if not held or not any(node.op_type in _SCALES for node in self.graph.node):
+            return None
+        key = (*((n, x.shape, x.dtype.str) for n, x in sorted(arrays.items())), ctx)
+        if key not in self._programs:
+            self._programs[key] = self._program(arrays, ctx)
+        program = self._programs[key]
+        if program is None:
+            return None
+        variables, executor = program
+        used = set(executor.topo_order)
+        given = {x: arrays[name] for name, x in variables.items() if x in used}
+        return executor.run(given, convert_to_numpy_ret_vals=True)
+
+    def _program(self, arrays: dict[str, np.ndarray], ctx: Any) -> Any:
+        variables = {n: Variable(n, x.shape, x.dtype) for n, x in arrays.items()}
+        try:
+            made = self._walk(Walker(self._model, self._folder, None), variables)
+        except DataError:
+            return None
+        if not all(isinstance(y, Node) for y in made):
+            return None
+        return variables, Executor(made, ctx)
 
     def _walk(self, walker: Walker, given: dict[str, Any]) -> list[Any]:
         scope = Scope()

@@ -48,6 +48,8 @@ def _how(key: tuple[str, str], has_body: bool) -> tuple[str, str]:
         why = "training of a preview domain" if training else (
             "classical machine learning" if key[0] == "ai.onnx.ml" else "no rule")  # fmt: skip
         return "refused", why
+    if rule.nodes is not None and rule.host is not None:
+        return "every device, else host", "Nodes of 8 bits with known scales, see quantization"
     if rule.nodes is not None:
         return "while the graph is walked", "what decides it is known or is looked at, on Tensors"
     limits = []

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from ... import autodiff
+from ... import functional as F
 from ...dtypes import STORAGE
 from ...eager.tensor import Tensor
 from ...errors import DataError, DlsysError, quoted
 from ...graph.node import Node
+from ...ops.quantize import quantize_op
 from ..package import onnx_package
 from .call import Call
 from .host import HostOp
@@ -28,6 +30,8 @@ from .registry import RULES, Rule, Unfit
 MOST_DEPTH = 24  # functions that call functions, and graphs within graphs
 # The names of numpy's floats that kernels are written over, and of all that every device holds.
 STORED = tuple(dtype.name for dtype in STORAGE if isinstance(dtype, np.dtype))
+# Operators that commute with quantization: they move elements, or select the largest.
+_COMMUTING = {"Flatten", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 HELD = (*STORED, "int32", "int64", "uint8", "bool")
 
 
@@ -35,6 +39,11 @@ def on_device(array: Any, device: Any) -> bool:
     """True where a device holds arrays of this dtype as they are."""
     name = str(getattr(array, "dtype", None))
     return name in HELD or (name == "float64" and device == "numpy")
+
+
+def _is_quantized(x: Any) -> bool:
+    """True for a Node of 8 bits with one scale."""
+    return isinstance(x, Node) and x.op is quantize_op and not x.inputs[1].shape
 
 
 class Scope:
@@ -129,6 +138,9 @@ class Walker:
         rule = RULES.get((domain, call.node.op_type))
         if rule is None:
             return self._schema_function(domain, call, inputs)
+        first = inputs[0] if inputs else None
+        if call.node.op_type in _COMMUTING and call.count == 1 and _is_quantized(first):
+            return self._around(domain, call, inputs)
         if rule.nodes is not None:
             try:
                 return rule.nodes(call, *inputs)
@@ -146,6 +158,14 @@ class Walker:
             return self._host_nodes(rule, call, inputs)
         with np.errstate(all="ignore"):
             return rule.host(call, *map(self.look, inputs))
+
+    def _around(self, domain: str, call: Call, inputs: list[Any]) -> Any:
+        """What an operator makes of a quantized Node, between a dequantization and a quantization
+        by the same numbers.
+        """
+        numbers = inputs[0].inputs[1:]
+        floats = F.dequantize(inputs[0], *numbers)
+        return F.quantize(self._compute(domain, call, [floats, *inputs[1:]]), *numbers)
 
     def _on_graph(self, rule: Rule, call: Call, inputs: list[Any]) -> Any:
         taken = []

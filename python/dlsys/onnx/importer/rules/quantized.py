@@ -19,6 +19,8 @@ from .elementwise import cast, dtype_of, wide
 from .images import convolve, convolve_nodes
 from .products import product_of_integers
 
+_RUNTIME = "com.microsoft"  # the domain of ONNX Runtime's own operators
+
 
 def _spread(call: Call, v: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Scales or zero points of one value, an axis, or blocks of it, to broadcast against x."""
@@ -128,7 +130,51 @@ def _qlinear_conv_nodes(call: Call, x: Any, x_scale: Any, x_zero: Any, w: Any, w
     return _result(call, convolve_nodes(call, image, filters, terms), y_scale, y_zero)
 
 
+@values("QLinearAdd", domain=_RUNTIME)
+def _qlinear_add_nodes(call: Call, a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any,
+                       b_zero: Any, y_scale: Any, y_zero: Any) -> Any:  # fmt: skip
+    if not isinstance(a, Node) or not isinstance(b, Node):
+        raise Unfit
+    left = _operand(call, a, a_scale, a_zero, 0)
+    return _result(call, F.add(left, _operand(call, b, b_scale, b_zero, 0)), y_scale, y_zero)
+
+
+@values("QGemm", domain=_RUNTIME)
+def _qgemm_nodes(call: Call, a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any, b_zero: Any,
+                 bias: Any = None, y_scale: Any = None, y_zero: Any = None) -> Any:  # fmt: skip
+    flags = bool(call.get("transA", 0)), bool(call.get("transB", 0))
+    if not isinstance(a, Node) or flags[0] or call.get("alpha", 1.0) != 1.0:
+        raise Unfit
+    right = _operand(call, _array(b), b_scale, b_zero, 0 if flags[1] else 1)
+    made = F.matmul(_operand(call, a, a_scale, a_zero, 0), right, *flags)
+    if bias is not None:
+        scales = (_array(a_scale) * _array(b_scale)).reshape(-1)
+        scales = np.broadcast_to(scales, bias.shape).astype(np.float32)
+        made = F.add(made, F.dequantize(bias, scales, np.zeros(bias.shape, np.int32)))
+    return made if y_scale is None else _result(call, made, y_scale, y_zero)
+
+
 # ---- on the host ----
+
+
+@host("QLinearAdd", domain=_RUNTIME)
+def _qlinear_add(call: Call, a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any, b_zero: Any,
+                 y_scale: Any, y_zero: Any) -> np.ndarray:  # fmt: skip
+    total = _centered(a, a_zero, None) * a_scale + _centered(b, b_zero, None) * b_scale
+    return quantized(total / y_scale, np.asarray(y_zero).astype(np.int64), y_zero.dtype)
+
+
+@host("QGemm", domain=_RUNTIME)
+def _qgemm(call: Call, a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any, b_zero: Any,
+           bias: Any = None, y_scale: Any = None, y_zero: Any = None) -> np.ndarray:  # fmt: skip
+    rows = bool(call.get("transB", 0))
+    left, right = _centered(a, a_zero, None), _centered(b, b_zero, 0 if rows else 1)
+    left, right = left.T if call.get("transA", 0) else left, right.T if rows else right
+    total = left @ right * call.get("alpha", 1.0) + (0 if bias is None else bias)
+    scaled = total * wide(a_scale) * wide(b_scale)
+    if y_scale is None:
+        return scaled.astype(np.float32)
+    return quantized(scaled / y_scale, np.asarray(y_zero).astype(np.int64), y_zero.dtype)
 
 
 @host("QuantizeLinear")

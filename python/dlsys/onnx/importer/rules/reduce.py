@@ -65,7 +65,8 @@ def _register(name: str) -> None:
     @graph(name, known=(1,))
     def nodes(call: Call, x: Any, axes: Any = None) -> Any:
         found = _axes(call, x, axes)
-        if found == () or 0 in x.shape or None in x.shape:
+        reduced = x.shape if found is None else [x.shape[axis] for axis in found]
+        if found == () or 0 in x.shape or None in reduced:
             raise Unfit
         return _GRAPH[name](x, axis=found, keepdims=bool(call.get("keepdims", 1)))
 

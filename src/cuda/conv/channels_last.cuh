@@ -1,0 +1,35 @@
+// Convolution of floats of 16 bits with channels last: x (n, in, c), y (n, out, o), a gradient of
+// the shape of its array; filters stay (o, c / groups, kernel). All contiguous, and they overlap
+// nowhere. channels_last.cu has the algorithm.
+#pragma once
+#include "cuda/gemm/gemm.cuh"
+#include "math/conv_geometry.h"
+
+namespace dlsys {
+namespace cuda {
+namespace channels_last {
+
+struct Call {
+  const char* op;
+  DLContext ctx;
+  DLStream stream;
+};
+
+// True where it computes a convolution: from sm_80 on, sizes within int, groups of enough channels.
+bool Serves(DLContext ctx, const Conv& conv);
+
+// bias may be null; T is bfloat16 or float16.
+template <class T>
+void Forward(const Call& at, const Conv& conv, const T* x, const T* f, const T* bias, T* y);
+template <class T>
+void DataGradient(const Call& at, const Conv& conv, const T* f, const T* dy, T* dx);
+template <class T>
+void FilterGradient(const Call& at, const Conv& conv, const T* x, const T* dy, T* df);
+
+// y (n, cols, rows) = x (n, rows, cols), each transposed.
+template <class T>
+void SwapAxes(const Call& at, const T* x, int64_t n, int64_t rows, int64_t cols, T* y);
+
+}  // namespace channels_last
+}  // namespace cuda
+}  // namespace dlsys
