@@ -5,9 +5,9 @@
 // their maxima and sums in registers (online softmax, Milakov and Gimelshein 2018). A consumer's
 // product q kᵀ of the next keys and its product with v of these are under way while it takes
 // exponentials, and the two consumers take turns on the tensor cores. The weights never leave the
-// registers. Blocks are persistent and take long rows first; heads go in bands whose k and v stay
-// in L2. y overlaps nothing. Exponentials and the tensor cores limit it about equally at size 64,
-// the tensor cores at 128.
+// registers. Blocks are persistent, and under a causal mask take pairs of a long and a short tile;
+// heads go in bands whose k and v stay in L2. y overlaps nothing. Exponentials and the tensor cores
+// limit it about equally at size 64, the tensor cores at 128.
 #include "cuda/attention/flash_tile.cuh"
 
 namespace dlsys {
