@@ -1,7 +1,8 @@
 """Quantizes trained networks and holds their accuracy against float32, and times both beside ONNX
 Runtime on the CPU.
 
-    python benchmarks quantization --out FOLDER [--epochs 2] [--samples 20000] [--networks lenet,resnet,resnet50]
+    python benchmarks quantization --out FOLDER [--epochs 2] [--samples 20000]
+        [--networks lenet,resnet,resnet50]
 
 LeNet-5 and the residual network are trained on MNIST, quantized by each method from 512 images of
 the training set, and evaluated on the test set; the accuracy may fall by 0.3 points. The files in

@@ -84,7 +84,7 @@ class Questions(Folder):
         (logits,) = run_onnxruntime(file, {"input": prepared.reshape(-1, 1, 28, 28)})
         self.assertGreater(float(np.mean(logits.argmax(axis=1) == self.labels)), 0.9)
         where = ["--int8", "entropy", "--data-dir", str(self.data)]
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), small.small_sets():
             self.assertEqual(cli.main(["export", str(self.run_folder), str(file), *where]), 0)
         (quantized,) = run_onnxruntime(file, {"input": prepared.reshape(-1, 1, 28, 28)})
         self.assertGreater(float(np.mean(quantized.argmax(axis=1) == logits.argmax(axis=1))), 0.9)

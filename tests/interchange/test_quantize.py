@@ -18,6 +18,7 @@ from dlsys import autodiff as ad
 from dlsys import data, nn
 from dlsys.errors import DataError, GraphError
 from dlsys.inference import calibrate
+from dlsys.runtime.target import target_of
 from support.devices import native_contexts
 
 try:
@@ -58,6 +59,11 @@ class Small(nn.Module):
 MODEL = Small()
 
 
+def integer_contexts() -> list[Any]:
+    """The native devices that have the kernels."""
+    return [c for c in native_contexts() if target_of(c).has("quantized_conv2d")]
+
+
 def operators(program: Any, x: np.ndarray) -> list[str]:
     """The names of the steps of an inference program."""
     (entry,) = program._executors.values()
@@ -83,9 +89,17 @@ class Quantize(unittest.TestCase):
     def test_native_devices_give_the_bits_of_numpy(self) -> None:
         quantized = dl.quantize(MODEL, LOADER)
         wanted = dl.infer(quantized)(IMAGES)
-        for ctx in native_contexts():
+        for ctx in integer_contexts():
             with self.subTest(ctx=str(ctx)):
                 np.testing.assert_array_equal(dl.infer(quantized, ctx=ctx)(IMAGES), wanted)
+
+    def test_devices_without_the_kernels_compute_in_floats(self) -> None:
+        quantized = dl.quantize(MODEL, LOADER)
+        wanted = dl.infer(quantized)(IMAGES)
+        for ctx in native_contexts():
+            with self.subTest(ctx=str(ctx)):
+                got = dl.infer(quantized, ctx=ctx)(IMAGES)
+                self.assertLess(np.abs(got - wanted).max() / np.abs(wanted).max(), 0.03)
 
     def test_tensors_and_graphs_without_the_fusion_agree_within_steps(self) -> None:
         quantized = dl.quantize(MODEL, LOADER)
@@ -188,7 +202,7 @@ class OnnxRuntime(unittest.TestCase):
                         weight_type=QuantType.QInt8, per_channel=True,
                     )  # fmt: skip
                     wanted, model_here = self.run_there(path), dl.onnx.load(path)
-                    for ctx in (None, *native_contexts()):
+                    for ctx in (None, *integer_contexts()):
                         (got,) = model_here.run({"input": IMAGES}, ctx)
                         error = np.abs(got - wanted).max()
                         self.assertLessEqual(error, np.abs(wanted).max() / 60)  # worst: 0
