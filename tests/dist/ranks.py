@@ -352,8 +352,8 @@ def fitted(
     )
     found = folder if (Path(folder) / "last.safetensors").exists() else None
     history = train.fit(
-        model, loader, optimizer or optim.Adam(1e-2), epochs=epochs, log_every=4, quiet=True, resume=found,
-        parallel=parallel, callbacks=[train.Checkpoint(folder, steps=2), *callbacks],
+        model, loader, optimizer or optim.Adam(1e-2), epochs=epochs, log_every=4, quiet=True,
+        resume=found, parallel=parallel, callbacks=[train.Checkpoint(folder, steps=2), *callbacks],
     )  # fmt: skip
     return history, model
 

@@ -6,7 +6,9 @@ start of MPI, since most of their time is the interpreter's start.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import os
 import re
@@ -141,6 +143,10 @@ class Alone(unittest.TestCase):
             dist.all_to_all_op(x, group=world), dist.reduce_op(x, group=world),
             dist.send_recv_op(x, group=world, pairs=[(0, 0)]),
         ]  # fmt: skip
+        (zeros,) = ad.Executor([dist.send_recv_op(x, group=world, pairs=[])]).run(
+            {x: np.ones((4, 2))}
+        )
+        self.assertFalse(zeros.any())
         values = np.arange(8, dtype=np.float32).reshape(4, 2)
         for got in ad.Executor(nodes).run({x: values}):
             np.testing.assert_array_equal(got, values)
@@ -200,8 +206,11 @@ class Alone(unittest.TestCase):
 
     def test_launch_refuses(self) -> None:
         for arguments in (["launch", "-n", "0", "x.py"], ["launch", "-n", "2"], []):
-            with self.subTest(arguments), self.assertRaises(SystemExit):
-                main(arguments)
+            told = io.StringIO()
+            with self.subTest(arguments), contextlib.redirect_stderr(told):
+                with self.assertRaises(SystemExit):
+                    main(arguments)
+                self.assertIn("error:", told.getvalue())
 
 
 if __name__ == "__main__":
