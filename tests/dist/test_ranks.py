@@ -135,6 +135,11 @@ class Ends(unittest.TestCase):
             alone = run(sys.executable, RANKS, "program", "fit", folder)
         np.testing.assert_allclose(losses(output), losses(alone.stdout), rtol=0, atol=1e-6)
 
+    def test_a_rank_is_killed_before_it_knows_the_others(self) -> None:
+        status, output = launched(2, "early")
+        self.assertNotEqual(status, 0)
+        self.assertIn("dlsys.dist: rank 1 was ended by SIGKILL; all ranks end", output)
+
     def test_a_rank_that_does_not_come_is_named(self) -> None:
         status, output = launched(4, "hang", RANKS_TIMEOUT="2")
         self.assertNotEqual(status, 0)
