@@ -25,6 +25,8 @@ from dlsys.errors import CommunicationError
 from dlsys.ndarray import cpu
 from dlsys.runtime.device import unavailable
 
+if sys.argv[1:] == ["program", "early"] and os.environ["PMI_RANK"] == "1":
+    os.kill(os.getpid(), 9)
 TIMEOUT = 20.0
 world = dist.init(timeout=float(os.environ.get("RANKS_TIMEOUT", TIMEOUT)))
 rank, size = world.rank, world.size
@@ -234,8 +236,7 @@ def case_shards() -> None:
     """Each rank keeps a part of the optimizer's state, and losses are those of one rank."""
     makers: list[Callable[[Any], Any]] = [
         lambda shard: optim.Adam(1e-2, clip_norm=0.5, shard=shard),
-        lambda shard: optim.AdamW(1e-2, ema=0.9, shard=shard),
-        lambda shard: optim.SGD(0.1, momentum=0.9, shard=shard),
+        lambda shard: optim.SGD(0.1, momentum=0.9, ema=0.9, shard=shard),
     ]
     for ctx, maker in itertools.product(DEVICES, makers):
         alone, wanted, _ = steps(ctx, None, maker(None))
@@ -352,8 +353,8 @@ def fitted(
     )
     found = folder if (Path(folder) / "last.safetensors").exists() else None
     history = train.fit(
-        model, loader, optimizer or optim.Adam(1e-2), epochs=epochs, log_every=4, quiet=True, resume=found,
-        parallel=parallel, callbacks=[train.Checkpoint(folder, steps=2), *callbacks],
+        model, loader, optimizer or optim.Adam(1e-2), epochs=epochs, log_every=4, quiet=True,
+        resume=found, parallel=parallel, callbacks=[train.Checkpoint(folder, steps=2), *callbacks],
     )  # fmt: skip
     return history, model
 

@@ -127,8 +127,9 @@ class StandIn(unittest.TestCase):
             nccl.communicator(gpu(0), nccl.new_id(gpu(0)), 1, 2)
 
     def test_a_group_without_a_communicator(self) -> None:
-        x = ad.Variable("x", (2,))
-        executor = ad.Executor([dist.all_gather_op(x, group=Alone())], gpu(0))
+        x, pair = ad.Variable("x", (2,)), Alone()
+        pair.size = 2
+        executor = ad.Executor([dist.all_gather_op(x, group=pair)], gpu(0))
         with self.assertRaisesRegex(DeviceError, "call its connect"):
             executor.run({x: [1.0, 2.0]})
 

@@ -20,6 +20,7 @@ from ..dtypes import is_integral
 from ..graph.node import Node, Op
 from ..graph.spec import Spec
 from ..ops.elementwise import mul
+from ..ops.leaf import zeroslike_op
 from .group import REDUCTIONS, Group
 
 _CODES = {"sum": 0, "max": 2, "min": 3, "mean": 4}  # of ncclRedOp_t
@@ -48,6 +49,14 @@ class Collective(Op):
     def group(self, node: Node) -> Group:
         """The ranks that take part."""
         return node.attrs["group"]
+
+    def simplify(self, node: Node) -> Node | None:
+        group = self.group(node)
+        return None if group.size > 1 or group.handle or self.outputs > 1 else self.alone(node)
+
+    def alone(self, node: Node) -> Node:
+        """The value in a group of one rank."""
+        return node.inputs[0]
 
     def scalars(self, node: Node) -> tuple[float | int, ...]:
         return (self.group(node).handle,)
@@ -247,6 +256,9 @@ class SendRecvOp(Collective):
                 f"pairs {shown(node.attrs['pairs'])} name ranks that a group of {size} has not"
             )
         return specs[0]
+
+    def alone(self, node: Node) -> Node:
+        return node.inputs[0] if node.attrs["pairs"] else zeroslike_op(node.inputs[0])
 
     def ends(self, node: Node) -> tuple[int | None, int | None]:
         """The ranks that this one sends to and receives from."""

@@ -45,11 +45,13 @@ class DataParallel:
         self._shared = [parameter for parameter in parameters if not parameter.of_rank]
         self._shards = [parameter for parameter in parameters if isinstance(parameter, Shard)]
         self._told: dict[Hashable, tuple[int, Told]] = {}
-        self.passes = (
+        group.connect(ctx)
+        self.passes: tuple[Pass, ...] = (
             Pass("rank_keys", self._draw_apart, position=3),
             Pass("reductions", self._reduce, position=6),
         )
-        group.connect(ctx)
+        if group.size == 1 and not group.handle:
+            self.passes = ()
 
     def before_run(self, key: Hashable, specs: Callable[[], Mapping[Node, Any]]) -> None:
         """Returns where all ranks are about to run the same graph on feeds of the same shapes;

@@ -68,11 +68,13 @@ class Group(ABC):
     def abort(self, sentence: str) -> None:
         """Ends all ranks, after printing a sentence that says why."""
 
+    @abstractmethod
     def connect(self, ctx: Any) -> None:
         """Opens the communicator of a GPU, once; numpy and the CPU need none. An Executor with a
         group does so. ctx: the device. DeviceError where NCCL cannot be used.
         """
 
+    @abstractmethod
     def check(self) -> None:
         """KernelError where the GPUs' library has found a rank or a network to be broken."""
 
@@ -118,7 +120,7 @@ class Group(ABC):
 
 
 class Alone(Group):
-    """A world of one rank, which needs no library."""
+    """A world of one rank, which needs no library: collectives are left out of its graphs."""
 
     def reduce_into(self, x: Array, y: Array, op: str) -> None:
         np.copyto(y, x)
@@ -144,6 +146,12 @@ class Alone(Group):
 
     def abort(self, sentence: str) -> None:
         raise SystemExit(sentence)
+
+    def connect(self, ctx: Any) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
 
 
 def without_line(told: str) -> str:

@@ -5,12 +5,14 @@ starts them again as often as is allowed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -19,6 +21,8 @@ from ..errors import CommunicationError, how_to_install
 
 _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # as launchers of MPI call it
 _PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl
+_LOOK = 1.0  # seconds between two looks at whether a rank has failed
+_PATIENCE = 5.0  # seconds for MPI to end the others
 _ENDED = 128  # a shell's status of a program that a signal ended, before the signal's number
 
 
@@ -28,9 +32,11 @@ def launch(program: Sequence[str], ranks: int, restarts: int = 0) -> int:
     program: a script and its arguments. restarts: how often all ranks are started anew after a
     failure, from what the program then finds of its checkpoints. CommunicationError without MPI.
     """
-    command = [*_mpiexec(), "-n", str(ranks), sys.executable, "-m", "dlsys.dist", "rank", *program]
+    mpiexec = [*_mpiexec(), "-n", str(ranks), sys.executable, "-m", "dlsys.dist", "rank"]
     for attempt in range(restarts + 1):
-        status = _run(command)
+        with tempfile.TemporaryDirectory() as folder:
+            ended = Path(folder) / "ended"
+            status = _run([*mpiexec, "--ended", str(ended), *program], ended)
         if status in (0, _ENDED + signal.SIGINT, _ENDED + signal.SIGTERM):
             break
         if attempt < restarts:
@@ -43,9 +49,11 @@ def launch(program: Sequence[str], ranks: int, restarts: int = 0) -> int:
     return status
 
 
-def run_rank(program: Sequence[str]) -> int:
+def run_rank(program: Sequence[str], ended: Path) -> int:
     """Runs the program of one rank and returns its status, after a sentence where it was killed:
-    then this process, which MPI watches, ends with that status, and MPI ends the other ranks.
+    then this process, which MPI watches, ends with that status, and MPI ends the other ranks. Where
+    the rank had not come to know them yet MPI does not: `launch` does so when it finds the file
+    `ended`.
     """
     prctl = ctypes.CDLL(None).prctl
 
@@ -55,6 +63,8 @@ def run_rank(program: Sequence[str]) -> int:
     status = subprocess.Popen(
         [sys.executable, *program], close_fds=False, preexec_fn=die_with_parent
     ).wait()
+    if status:
+        ended.touch()
     if status >= 0:
         return status
     rank = next((os.environ[name] for name in _RANKS if name in os.environ), "?")
@@ -74,13 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start.add_argument("-n", type=int, required=True, help="ranks")
     start.add_argument("--restarts", type=int, default=0, help="starts after a failure")
     one = commands.add_parser("rank", help="run one rank of it, which launch does")
+    one.add_argument("--ended", type=Path, required=True, help="the file that tells of a failure")
     for each in (start, one):
         each.add_argument("program", nargs=argparse.REMAINDER, help="a script and its arguments")
     options = parser.parse_args(arguments)
     if not options.program:
         parser.error("which script? python -m dlsys.dist launch -n 4 script.py")
     if options.command == "rank":
-        return run_rank(options.program)
+        return run_rank(options.program, options.ended)
     if options.n < 1 or options.restarts < 0:
         parser.error(f"expected -n >= 1 and --restarts >= 0, got {options.n}, {options.restarts}")
     try:
@@ -103,8 +114,10 @@ def _mpiexec() -> list[str]:
     return [found, "--oversubscribe"] if "Open MPI" in version else [found]
 
 
-def _run(command: Sequence[str]) -> int:
-    """The status of a command, to which the signals that end this process are passed on."""
+def _run(command: Sequence[str], ended: Path) -> int:
+    """The status of a command, to which the signals that end this process are passed on. It is
+    ended, too, where it goes on after a rank has failed.
+    """
     process = subprocess.Popen(command)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -112,10 +125,22 @@ def _run(command: Sequence[str]) -> int:
 
     former = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        status = process.wait()
+        status = _watched(process, ended)
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
         if process.poll() is None:
             process.terminate()
     return status if status >= 0 else _ENDED - status
+
+
+def _watched(process: subprocess.Popen[bytes], ended: Path) -> int:
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(_LOOK)
+        if ended.exists():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(_PATIENCE)  # MPI ends the others by itself, as a rule
+            process.terminate()
+            process.wait()
+            return 1

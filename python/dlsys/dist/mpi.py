@@ -27,7 +27,7 @@ _ABORTED = 70  # the status of a run that ends on all ranks
 
 
 class MpiGroup(Group):
-    """The ranks of an MPI communicator. comm: of mpi4py. timeout: seconds to wait for the others."""
+    """The ranks of an MPI communicator. comm: mpi4py's. timeout: seconds to wait for the others."""
 
     def __init__(self, comm: Any, timeout: float) -> None:
         self._mpi = sys.modules["mpi4py.MPI"]

@@ -61,6 +61,9 @@ class NcclGroup(Group):
         os.environ.setdefault("NCCL_COMM_ID", f"{address}:{port + 1}")  # torchrun has the first
         self.handle = communicator(self._ctx, new_id(self._ctx), rank, size)
 
+    def connect(self, ctx: Any) -> None:
+        pass  # it has been from the start
+
     def check(self) -> None:
         check(self._ctx, self.handle)
 
