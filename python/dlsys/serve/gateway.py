@@ -75,9 +75,8 @@ class Attendance:
         self._listener = self._loop.create_task(self._until_gone(receive))
 
     async def _until_gone(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._end(_ClientGoneError("the client closed the connection"))
+        if (await receive())["type"] == "http.disconnect":
+            self._end(_ClientGoneError("the client closed the connection"))
 
     def _end(self, fault: RequestError) -> None:
         if self._fault is None and self._task is not None:
