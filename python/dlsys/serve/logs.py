@@ -22,7 +22,7 @@ class Log:
         self.requests = requests
 
     def write(self, event: str, level: str = "info", **fields: Any) -> None:
-        """Writes an event with its fields."""
+        """Writes an event with its fields, JSON values. level: info, warning or error."""
         now = time.time()
         stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1e6):06d}Z"
         line = json.dumps({"time": stamp, "level": level, "event": event, **fields}, default=str)
@@ -31,12 +31,12 @@ class Log:
             self._stream.flush()
 
     def request(self, **fields: Any) -> None:
-        """Writes a request that was answered."""
+        """Writes a request that was answered, with its fields."""
         if self.requests:
             self.write("request", **fields)
 
     def fault(self, error: BaseException, **fields: Any) -> None:
-        """Writes an error of the service itself, with where it was raised."""
+        """Writes an error of the service itself, with where it was raised and further fields."""
         trace = "".join(traceback.format_exception(error))
         self.write("fault", "error", error=repr(error), trace=trace, **fields)
 

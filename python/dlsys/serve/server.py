@@ -42,7 +42,10 @@ def _is_there(name: str) -> bool:
 
 
 class Listeners:
-    """What listens for a service: HTTP at `port`, gRPC at `grpc_port` unless that is None."""
+    """What listens for a service.
+
+    service: what answers. http: uvicorn's server. port: of HTTP. grpc_port: of gRPC, or None.
+    """
 
     def __init__(self, service: Service, http: Any, port: int, grpc_port: int | None) -> None:
         self.service, self.port, self.grpc_port = service, port, grpc_port
