@@ -84,6 +84,7 @@ async def load(
         return round(1e3 * counted[min(int(share * len(counted)), len(counted) - 1)], 3)
 
     return {
+        "answered": len(latencies),
         "requests_per_second": round(len(counted) / span, 1),
         "p50_ms": percentile(0.5),
         "p95_ms": percentile(0.95),

@@ -8,7 +8,8 @@ and 64 clients send the next one when the last is answered. All servers run in t
 round; of each figure the median of the rounds is told. `dlsys alone` is dlsys.serve with
 --max-batch 1. All servers are uvicorn with the same loop and parser; dlsys.serve writes its usual
 line of log for each request, from which `beside compute` is: the median time from a request's
-arrival to its answer without queue and compute. Writes serve.json.
+arrival to its answer without queue and compute. `server_us` is the time of the processor that the
+server took for a request, which other work on the machine hardly changes. Writes serve.json.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def command(name: str, folder: Path, port: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def serving(name: str, folder: Path) -> Iterator[tuple[int, Path]]:
-    """A server's port and the file of its log."""
+def serving(name: str, folder: Path) -> Iterator[tuple[int, Path, int]]:
+    """A server's port, the file of its log and its process."""
     port, log = free_port(), folder / f"{name}.log"
     environment = {
         **os.environ,
@@ -80,7 +81,7 @@ def serving(name: str, folder: Path) -> Iterator[tuple[int, Path]]:
         process = subprocess.Popen(command(name, folder, port), env=environment, stderr=stream)
         try:
             _wait(name, port, process)
-            yield port, log
+            yield port, log, process.pid
         finally:
             process.terminate()
             process.wait(30)
@@ -98,15 +99,25 @@ def _wait(name: str, port: int, process: subprocess.Popen) -> None:
     raise SystemExit(f"{name} does not begin to serve")
 
 
-def attack(name: str, port: int, clients: int, seconds: float) -> dict[str, Any]:
+def busy_seconds(process: int) -> float:
+    """The time of the processor that a process has taken."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def attack(name: str, port: int, process: int, clients: int, seconds: float) -> dict[str, Any]:
     """The figures of one run of the load."""
+    before = busy_seconds(process)
     path, extra = (INFER, [RAW]) if name.startswith("dlsys") else ("/infer", [])
     program = measure.HERE / "shared" / "http_load.py"
     arguments = [str(port), path, str(clients), str(seconds), *extra]
     done = subprocess.run(
         [sys.executable, str(program), *arguments], capture_output=True, text=True, check=True
     )
-    return json.loads(done.stdout)
+    figures = json.loads(done.stdout)
+    spent = busy_seconds(process) - before
+    figures["server_us"] = round(1e6 * spent / figures.pop("answered"), 1)
+    return figures
 
 
 def check(ports: Mapping[str, int]) -> None:
@@ -148,11 +159,12 @@ def main() -> int:
         folder = Path(text)
         write_models(folder)
         started = {name: stack.enter_context(serving(name, folder)) for name in SERVERS}
-        check({name: port for name, (port, _) in started.items()})
+        check({name: port for name, (port, *_) in started.items()})
         for _ in range(options.rounds):
             for clients in CLIENTS:
                 for name in SERVERS:
-                    figures = attack(name, started[name][0], clients, options.seconds)
+                    port, _, process = started[name]
+                    figures = attack(name, port, process, clients, options.seconds)
                     found[name][clients].append(figures)
         beside = {name: beside_compute(started[name][1]) for name in SERVERS[2:]}
     results = {
@@ -177,6 +189,9 @@ def main() -> int:
     for name, by in results.items():
         for n, row in by.items():
             times = "  ".join(f"{key} {row[f'{key}_ms']:.2f}" for key in ("p50", "p95", "p99"))
-            print(f"{name:<12} {n:>3} clients {row['requests_per_second']:>9,.0f} /s  {times} ms")
+            print(
+                f"{name:<12} {n:>3} clients {row['requests_per_second']:>9,.0f} /s  {times} ms  "
+                f"{row['server_us']:.0f} us of the processor"
+            )
     print(f"share of bare: {shares}\nbeside compute: {beside}\nwritten to {path}")
     return int(any(row["failed"] for by in results.values() for row in by.values()))

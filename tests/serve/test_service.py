@@ -122,6 +122,13 @@ class Protocol(Serving):
         for one, other in zip(*answers):
             self.assertEqual(one["label"], other["label"])
             self.assertAlmostEqual(one["probability"], other["probability"], delta=1e-5)
+        explained = [
+            self.send("POST", f"/explain?label=4&model={name}", body, header).json
+            for name in ("digits", "lenet")
+        ]
+        self.assertEqual(*(x["explained"]["label"] for x in explained))
+        self.assertAlmostEqual(*(x["explained"]["probability"] for x in explained), delta=1e-5)
+        self.assertEqual({x["method"] for x in explained}, {"grad_cam"})
 
     def test_request_ids(self) -> None:
         answer = self.send("GET", "/v2", headers={"x-request-id": "abc"})
@@ -262,6 +269,24 @@ def hostile() -> dict[str, tuple[bytes, str]]:
     }
 
 
+def mutated(rng: np.random.Generator, body: bytes) -> bytes:
+    """The body with up to three changes."""
+    changed = bytearray(body)
+    for _ in range(rng.integers(0, 4)):
+        at = int(rng.integers(0, len(changed)))
+        kind = rng.integers(0, 4)
+        if kind == 0:
+            changed[at] = rng.integers(0, 256)
+        elif kind == 1:
+            del changed[at : at + int(rng.integers(1, 40))]
+        elif kind == 2:
+            changed[at:at] = [b"null", b"-1", b"1e999", b"[[", b'"', b"9" * 30][rng.integers(0, 6)]
+        else:
+            changed[at:at] = rng.bytes(8)
+        changed = changed or bytearray(b"x")
+    return bytes(changed)
+
+
 @needs_serve
 class Hostile(Serving):
     options = {"limits": Limits(body=300_000, pixels=10_000)}
@@ -296,6 +321,22 @@ class Hostile(Serving):
         self.check_refused(answer, 413, "more than 300,000 bytes")
         body, header = form(png(np.zeros((101, 100), np.uint8)))
         self.check_refused(self.send("POST", "/classify", body, header), 400, "10,100|101")
+
+    def test_mutated_requests(self) -> None:
+        """Random changes of bodies: an answer or one sentence, and never a fault of the service."""
+        rng = np.random.default_rng(3)
+        files = [png(digit_images(1)[0, 0], kind) for kind in ("PNG", "JPEG", "WEBP")]
+        requests = [(INFER, as_json(digit_images(1), id="a"), {})]
+        requests += [("/classify", *form(file)) for file in files]
+        seen = set()
+        for k in range(200):
+            path, body, headers = requests[k % len(requests)]
+            answer = self.send("POST", path, mutated(rng, body), headers)
+            seen.add(answer.status)
+            if answer.status != 200:
+                self.check_refused(answer, 400, ".")
+        self.assertEqual(seen, {200, 400})
+        self.assertNotIn('"fault"', self.lines.getvalue())
 
     def test_garbage_instead_of_http(self) -> None:
         for data in (b"\x00\xff" * 50, b"GET / HTTP/9.9\r\n\r\n", b"POST\r\n\r\n"):

@@ -116,9 +116,9 @@ class Explainers:
     def _usual(self) -> str:
         """Grad-CAM where the network has a layer for it, else saliency."""
         about = self._model.trained_on
-        shape = (1, 1, 28, 28) if about is None else (1, *about.shape)
+        assert about is not None, "a classifier says what it was trained on"
         try:
-            Explainer(self._model, "grad_cam")(np.zeros(shape, np.float32))
+            Explainer(self._model, "grad_cam")(np.zeros((1, *about.shape), about.dtype))
         except GraphError:
             return "saliency"
         return "grad_cam"

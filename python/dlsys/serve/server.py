@@ -158,7 +158,7 @@ def run(settings: Settings, log: Log | None = None) -> None:
 
 
 def _forward(log: Log) -> None:
-    for name in ("uvicorn", "asyncio"):
+    for name in ("uvicorn", "asyncio", "python_multipart"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [Forwarding(log)], False
 
