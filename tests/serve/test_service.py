@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
+import dlsys
 from dlsys import onnx, train
 from dlsys.errors import DataError, DlsysError
 from dlsys.serve import Limits, Log, Server
+from dlsys.serve.__main__ import main
 from support.serving import (
     DIGITS,
     Answer,
@@ -31,6 +40,7 @@ from support.serving import (
 )
 
 RAW = {"Inference_Header_Content_Length": "0"}
+PACKAGE = Path(dlsys.__file__).parent
 INFER = "/v2/models/digits/infer"
 
 
@@ -152,6 +162,7 @@ class Protocol(Serving):
 
     def test_logs_are_json_and_openapi_has_inference(self) -> None:
         self.send("GET", "/v2", headers={"x-request-id": "find-me"})
+        self.server.listeners.service.log.flush()
         lines = [json.loads(line) for line in self.lines.getvalue().splitlines()]
         [line] = [line for line in lines if line.get("id") == "find-me"]
         self.assertEqual((line["status"], line["path"], line["level"]), (200, "/v2", "info"))
@@ -533,6 +544,59 @@ class Ends(unittest.TestCase):
         self.assertEqual(client.answer().status, 200)
         with self.assertRaises(OSError):
             request(server.port, "GET", "/v2/health/live")
+
+    def test_the_command_and_its_signals(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = Path(folder.name) / "digits.safetensors"
+        train.save(path, digits_model())
+        options = ["--port", "0", "--grpc-port", "off", "--device", "numpy", "--max-batch", "2"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dlsys.serve", str(path), *options],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
+        )
+        self.addCleanup(process.kill)
+        assert process.stderr is not None
+        self.addCleanup(process.stderr.close)
+
+        def line(event: str) -> dict[str, Any]:
+            """The next line of the log about an event."""
+            for text in process.stderr or ():
+                found = json.loads(text)
+                if found["event"] == event:
+                    return found
+            raise AssertionError(f"the service ended without {event}")
+
+        port = int(line("serving")["http"].rpartition(":")[2])
+        process.send_signal(signal.SIGHUP)
+        self.assertEqual(line("loaded")["model"], "digits")
+        self.assertEqual(request(port, "POST", INFER, as_json(digit_images(1))).status, 200)
+        self.assertEqual(line("request")["status"], 200)
+        process.send_signal(signal.SIGTERM)
+        line("ended")
+        self.assertEqual(process.wait(20), 0)
+
+    def test_what_is_wrong_with_a_command_is_one_sentence(self) -> None:
+        keys = Path(tempfile.mkstemp()[1])
+        self.addCleanup(keys.unlink)
+        for arguments, sentence in (
+            (["/nowhere"], "/nowhere: there is no such file or folder"),
+            (["x", "--port", "99999"], "expected a port from 0 to 65535"),
+            (["x", "--api-key-file", str(keys)], "has no keys"),
+            (["a/x", "b/x"], "two models are named x"),
+        ):
+            shown = io.StringIO()
+            with contextlib.redirect_stderr(shown):
+                status = main([*arguments, "--device", "numpy", "--quiet"])
+            self.assertIn(status, (1, 2))
+            self.assertRegex(shown.getvalue(), rf"^error: .*{re.escape(sentence)}.*\n$")
+
+    def test_missing_packages_are_named(self) -> None:
+        with mock.patch("dlsys.serve.server._is_there", lambda name: name != "grpc"):
+            with self.assertRaisesRegex(DlsysError, "further packages: pip install grpcio$"):
+                Server(["x"]).__enter__()
 
     def test_what_cannot_be_served_is_said(self) -> None:
         with self.assertRaisesRegex(DataError, "no such file or folder"):

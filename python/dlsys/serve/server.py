@@ -85,8 +85,8 @@ async def serve(settings: Settings, log: Log, started: Callable[[Listeners], Non
         http = _http_server(service, int(grace))
         port = listener.getsockname()[1]
         listener.listen(_BACKLOG)
-        log.write("serving", http=f"http://{settings.host}:{port}", grpc_port=grpc_port)
         started(Listeners(service, http, port, grpc_port))
+        log.write("serving", http=f"http://{settings.host}:{port}", grpc_port=grpc_port)
         try:
             await http.serve(sockets=[listener])
         finally:
