@@ -737,7 +737,14 @@ WITHIN = {
     **dict.fromkeys((
         "attention_op", "attention_biased", "attention_gradient", "dropped_attention",
         "dropped_attention_gradient", "attention_of_mask", "dropped_attention_second",
+        "packed_attention", "packed_attention_op", "packed_attention_gradient",
+        "dropped_packed_attention", "dropped_packed_attention_gradient", "split_heads",
+        "join_heads",
     ), "attention"),
+    **dict.fromkeys((
+        "quantize", "dequantize", "quantized_add", "quantized_conv2d", "quantized_matmul",
+        "quantized_max_pool2d",
+    ), "integers of 8 bits, which PyTorch has under another rule of rounding"),
     **dict.fromkeys((
         "normalization_view", "row_normalize", "row_normalize_gradient", "row_normalize_sums",
     ), "layer_normalization"),
