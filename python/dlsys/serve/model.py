@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -74,6 +77,31 @@ class ServedModel:
         """The outputs that a request asks for."""
         outputs, waiting = await self.infer(request.inputs)
         return selected(request, self.program.signature, outputs), waiting
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts the request that is answered within, or why it failed."""
+        started = time.perf_counter()
+        try:
+            yield
+        except (RequestError, asyncio.TimeoutError, asyncio.CancelledError) as fault:
+            self.counts.failures[getattr(fault, "reason", "CANCELED")] += 1
+            raise
+        except Exception:
+            self.counts.failures["BACKEND"] += 1
+            raise
+        self.counts.request_seconds += time.perf_counter() - started
+        self.counts.success += 1
+
+    def facts(self, waiting: Waiting) -> dict[str, Any]:
+        """What the log tells of a request that ran."""
+        return {
+            "model": self.name,
+            "version": self.version,
+            "batch": waiting.batch,
+            "queue_ms": round(1e3 * (waiting.started - waiting.arrived), 3),
+            "compute_ms": round(1e3 * (waiting.ended - waiting.started), 3),
+        }
 
     # ---- images ----
     @property
