@@ -23,6 +23,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "dlsys.viz": ("dlsys.viz",),
     "dlsys.profile": ("dlsys.profile",),
     "dlsys.onnx": ("dlsys.onnx",),
+    "dlsys.explain": ("dlsys.explain",),
+    "dlsys.serve": ("dlsys.serve",),
     "dlsys.autodiff": ("dlsys.ops", "dlsys.graph", "dlsys.executor"),
     "dlsys.ndarray": ("dlsys.ndarray", "dlsys.runtime.device"),
     "dlsys.gpu_op": ("dlsys.gpu_op",),

@@ -25,7 +25,8 @@ _NAMES = {
     "autodiff": "Executor Node Op Parameter Variable gradients",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
-_MODULES = tuple("autodiff data dist functional init ndarray nn onnx optim train viz".split())
+_NAMED = "autodiff data dist explain functional init ndarray nn onnx optim train viz"
+_MODULES = tuple(_NAMED.split())
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 

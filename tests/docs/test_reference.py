@@ -20,7 +20,7 @@ import numpy as np
 
 import dlsys as dl
 from dlsys import autodiff as ad
-from dlsys import data, init, ndarray, nn, optim, profile, train, viz
+from dlsys import data, explain, init, ndarray, nn, optim, profile, train, viz
 from dlsys import functional as F
 from dlsys.runtime.device import unavailable
 
@@ -33,8 +33,8 @@ import surface  # noqa: E402
 
 # What examples are typed after, as docs/reference/index.md says.
 SCOPE = dict(
-    np=np, dl=dl, ad=ad, data=data, F=F, init=init, ndarray=ndarray, nn=nn, optim=optim,
-    profile=profile, train=train, viz=viz,
+    np=np, dl=dl, ad=ad, data=data, explain=explain, F=F, init=init, ndarray=ndarray, nn=nn,
+    optim=optim, profile=profile, train=train, viz=viz,
 )  # fmt: skip
 LAYERS = (
     "Module Sequential Residual Linear Embedding Flatten Reshape Conv2d ConvTranspose2d Conv1d "

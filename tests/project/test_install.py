@@ -169,7 +169,7 @@ class Installed(unittest.TestCase):
         program = self.target / "bin" / "dlsys"
         shown = self.run_python(str(program), "info", **path)
         self.assertIn(f"{self.target / 'dlsys'}\n", shown)
-        self.assertIn("best device     numpy\n", shown)
+        self.assertRegex(shown, r"best device +numpy\n")
         self.assertIn(
             "when dlsys was installed there was no C++ compiler",
             self.run_python(
@@ -235,5 +235,6 @@ class Hints(unittest.TestCase):
     def test_they_name_packages_of_the_extras(self) -> None:
         project = (ROOT / "pyproject.toml").read_text()
         for package in PACKAGES.values():
-            self.assertRegex(project, rf'"{package}[<>=]')
+            first, *_ = package.split()
+            self.assertRegex(project, rf'"{first}[<>=]')
         self.assertNotIn('name = "dlsys"', project)

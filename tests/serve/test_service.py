@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
+import dlsys
 from dlsys import onnx, train
 from dlsys.errors import DataError, DlsysError
 from dlsys.serve import Limits, Log, Server
+from dlsys.serve.__main__ import main
 from support.serving import (
     DIGITS,
     Answer,
@@ -31,6 +40,7 @@ from support.serving import (
 )
 
 RAW = {"Inference_Header_Content_Length": "0"}
+PACKAGE = Path(dlsys.__file__).parent
 INFER = "/v2/models/digits/infer"
 
 
@@ -122,6 +132,13 @@ class Protocol(Serving):
         for one, other in zip(*answers):
             self.assertEqual(one["label"], other["label"])
             self.assertAlmostEqual(one["probability"], other["probability"], delta=1e-5)
+        explained = [
+            self.send("POST", f"/explain?label=4&model={name}", body, header).json
+            for name in ("digits", "lenet")
+        ]
+        self.assertEqual(*(x["explained"]["label"] for x in explained))
+        self.assertAlmostEqual(*(x["explained"]["probability"] for x in explained), delta=1e-5)
+        self.assertEqual({x["method"] for x in explained}, {"grad_cam"})
 
     def test_request_ids(self) -> None:
         answer = self.send("GET", "/v2", headers={"x-request-id": "abc"})
@@ -145,6 +162,7 @@ class Protocol(Serving):
 
     def test_logs_are_json_and_openapi_has_inference(self) -> None:
         self.send("GET", "/v2", headers={"x-request-id": "find-me"})
+        self.server.listeners.service.log.flush()
         lines = [json.loads(line) for line in self.lines.getvalue().splitlines()]
         [line] = [line for line in lines if line.get("id") == "find-me"]
         self.assertEqual((line["status"], line["path"], line["level"]), (200, "/v2", "info"))
@@ -262,6 +280,24 @@ def hostile() -> dict[str, tuple[bytes, str]]:
     }
 
 
+def mutated(rng: np.random.Generator, body: bytes) -> bytes:
+    """The body with up to three changes."""
+    changed = bytearray(body)
+    for _ in range(rng.integers(0, 4)):
+        at = int(rng.integers(0, len(changed)))
+        kind = rng.integers(0, 4)
+        if kind == 0:
+            changed[at] = rng.integers(0, 256)
+        elif kind == 1:
+            del changed[at : at + int(rng.integers(1, 40))]
+        elif kind == 2:
+            changed[at:at] = [b"null", b"-1", b"1e999", b"[[", b'"', b"9" * 30][rng.integers(0, 6)]
+        else:
+            changed[at:at] = rng.bytes(8)
+        changed = changed or bytearray(b"x")
+    return bytes(changed)
+
+
 @needs_serve
 class Hostile(Serving):
     options = {"limits": Limits(body=300_000, pixels=10_000)}
@@ -296,6 +332,22 @@ class Hostile(Serving):
         self.check_refused(answer, 413, "more than 300,000 bytes")
         body, header = form(png(np.zeros((101, 100), np.uint8)))
         self.check_refused(self.send("POST", "/classify", body, header), 400, "10,100|101")
+
+    def test_mutated_requests(self) -> None:
+        """Random changes of bodies: an answer or one sentence, and never a fault of the service."""
+        rng = np.random.default_rng(3)
+        files = [png(digit_images(1)[0, 0], kind) for kind in ("PNG", "JPEG", "WEBP")]
+        requests = [(INFER, as_json(digit_images(1), id="a"), {})]
+        requests += [("/classify", *form(file)) for file in files]
+        seen = set()
+        for k in range(200):
+            path, body, headers = requests[k % len(requests)]
+            answer = self.send("POST", path, mutated(rng, body), headers)
+            seen.add(answer.status)
+            if answer.status != 200:
+                self.check_refused(answer, 400, ".")
+        self.assertEqual(seen, {200, 400})
+        self.assertNotIn('"fault"', self.lines.getvalue())
 
     def test_garbage_instead_of_http(self) -> None:
         for data in (b"\x00\xff" * 50, b"GET / HTTP/9.9\r\n\r\n", b"POST\r\n\r\n"):
@@ -492,6 +544,59 @@ class Ends(unittest.TestCase):
         self.assertEqual(client.answer().status, 200)
         with self.assertRaises(OSError):
             request(server.port, "GET", "/v2/health/live")
+
+    def test_the_command_and_its_signals(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = Path(folder.name) / "digits.safetensors"
+        train.save(path, digits_model())
+        options = ["--port", "0", "--grpc-port", "off", "--device", "numpy", "--max-batch", "2"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dlsys.serve", str(path), *options],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
+        )
+        self.addCleanup(process.kill)
+        assert process.stderr is not None
+        self.addCleanup(process.stderr.close)
+
+        def line(event: str) -> dict[str, Any]:
+            """The next line of the log about an event."""
+            for text in process.stderr or ():
+                found = json.loads(text)
+                if found["event"] == event:
+                    return found
+            raise AssertionError(f"the service ended without {event}")
+
+        port = int(line("serving")["http"].rpartition(":")[2])
+        process.send_signal(signal.SIGHUP)
+        self.assertEqual(line("loaded")["model"], "digits")
+        self.assertEqual(request(port, "POST", INFER, as_json(digit_images(1))).status, 200)
+        self.assertEqual(line("request")["status"], 200)
+        process.send_signal(signal.SIGTERM)
+        line("ended")
+        self.assertEqual(process.wait(20), 0)
+
+    def test_what_is_wrong_with_a_command_is_one_sentence(self) -> None:
+        keys = Path(tempfile.mkstemp()[1])
+        self.addCleanup(keys.unlink)
+        for arguments, sentence in (
+            (["/nowhere"], "/nowhere: there is no such file or folder"),
+            (["x", "--port", "99999"], "expected a port from 0 to 65535"),
+            (["x", "--api-key-file", str(keys)], "has no keys"),
+            (["a/x", "b/x"], "two models are named x"),
+        ):
+            shown = io.StringIO()
+            with contextlib.redirect_stderr(shown):
+                status = main([*arguments, "--device", "numpy", "--quiet"])
+            self.assertIn(status, (1, 2))
+            self.assertRegex(shown.getvalue(), rf"^error: .*{re.escape(sentence)}.*\n$")
+
+    def test_missing_packages_are_named(self) -> None:
+        with mock.patch("dlsys.serve.server._is_there", lambda name: name != "grpc"):
+            with self.assertRaisesRegex(DlsysError, "further packages: pip install grpcio$"):
+                Server(["x"]).__enter__()
 
     def test_what_cannot_be_served_is_said(self) -> None:
         with self.assertRaisesRegex(DataError, "no such file or folder"):

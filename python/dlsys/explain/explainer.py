@@ -35,7 +35,8 @@ class Explainer:
     model: a classifier, whose output is logits (n, classes). It is used in inference mode, with the
     weights that it has at each call. method: "grad_cam", by default, or "saliency". layer: the name
     of the layer whose output Grad-CAM weighs; by default the last images of more than one pixel in
-    the graph, before a pooling if they come from one: in LeNet5 the second ReLU's. ctx: where it runs, by default where the model's Parameters are.
+    the graph, before a pooling if they come from one: in LeNet5 the second ReLU's. ctx: where it
+    runs, by default where the model's Parameters are.
 
     Grad-CAM (Selvaraju et al., 2017) is relu(Σ_c w_c A_c), where A are the channels of that layer,
     and w_c is the mean over all positions of ∂ logit / ∂ A_c; it is resized to the image.

@@ -75,9 +75,8 @@ class Attendance:
         self._listener = self._loop.create_task(self._until_gone(receive))
 
     async def _until_gone(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._end(_ClientGoneError("the client closed the connection"))
+        if (await receive())["type"] == "http.disconnect":
+            self._end(_ClientGoneError("the client closed the connection"))
 
     def _end(self, fault: RequestError) -> None:
         if self._fault is None and self._task is not None:
@@ -200,32 +199,17 @@ class Gateway:
         """Answers POST /v2/models/NAME[/versions/VERSION]/infer."""
         model = self._service.repository.find(name, version)
         counts, started = model.counts, time.perf_counter()
-        try:
+        with model.counted():
             signature = model.program.signature
             request = read_request(body, exchange.header(_LENGTH), signature)
             if request.timeout is not None:
                 attendance.limit(min(request.timeout, self._service.settings.limits.seconds))
             counts.input_seconds += time.perf_counter() - started
             outputs, waiting = await model.answer(request)
-        except (RequestError, asyncio.CancelledError) as fault:
-            counts.failures[getattr(fault, "reason", "CANCELED")] += 1
-            raise
-        except Exception:
-            counts.failures["BACKEND"] += 1
-            raise
-        answered = time.perf_counter()
-        text, length = write_response(model.name, model.version, request.id, outputs)
-        ended = time.perf_counter()
-        counts.output_seconds += ended - answered
-        counts.request_seconds += ended - started
-        counts.success += 1
-        exchange.facts = {
-            "model": model.name,
-            "version": model.version,
-            "batch": waiting.batch,
-            "queue_ms": round(1e3 * (waiting.started - waiting.arrived), 3),
-            "compute_ms": round(1e3 * (waiting.ended - waiting.started), 3),
-        }
+            answered = time.perf_counter()
+            text, length = write_response(model.name, model.version, request.id, outputs)
+            counts.output_seconds += time.perf_counter() - answered
+        exchange.facts = model.facts(waiting)
         if length is None:
             await exchange.answer(200, text, b"application/json")
         else:

@@ -12,7 +12,6 @@ import numpy as np
 
 from .. import __version__
 from ..errors import DataError
-from .batcher import Waiting
 from .faults import RequestError
 from .messages import METHODS, SERVICE, messages
 from .model import ServedModel
@@ -93,25 +92,16 @@ class GrpcService:
     async def ModelInfer(self, request: Any, facts: Facts) -> Any:
         model = self._service.repository.find(request.model_name, request.model_version)
         counts, started = model.counts, time.perf_counter()
-        try:
+        with model.counted():
             read = read_message(request, model.program.signature)
             counts.input_seconds += time.perf_counter() - started
             seconds = self._service.settings.limits.seconds
             limit = min(read.timeout or seconds, seconds)
             outputs, waiting = await asyncio.wait_for(model.answer(read), limit)
-        except (RequestError, asyncio.TimeoutError, asyncio.CancelledError) as fault:
-            counts.failures[getattr(fault, "reason", "CANCELED")] += 1
-            raise
-        except Exception:
-            counts.failures["BACKEND"] += 1
-            raise
-        answered = time.perf_counter()
-        response = write_message(model, request.id, outputs)
-        ended = time.perf_counter()
-        counts.output_seconds += ended - answered
-        counts.request_seconds += ended - started
-        counts.success += 1
-        facts |= _facts(model, waiting)
+            answered = time.perf_counter()
+            response = write_message(model, request.id, outputs)
+            counts.output_seconds += time.perf_counter() - answered
+        facts |= model.facts(waiting)
         return response
 
     # ---- around each of them ----
@@ -162,16 +152,6 @@ class GrpcService:
 
 def _text(value: str | bytes | None) -> str | None:
     return value.decode("latin-1") if isinstance(value, bytes) else value
-
-
-def _facts(model: ServedModel, waiting: Waiting) -> Facts:
-    return {
-        "model": model.name,
-        "version": model.version,
-        "batch": waiting.batch,
-        "queue_ms": round(1e3 * (waiting.started - waiting.arrived), 3),
-        "compute_ms": round(1e3 * (waiting.ended - waiting.started), 3),
-    }
 
 
 # ---- requests and responses ----

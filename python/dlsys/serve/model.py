@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -75,6 +78,31 @@ class ServedModel:
         outputs, waiting = await self.infer(request.inputs)
         return selected(request, self.program.signature, outputs), waiting
 
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts the request that is answered within, or why it failed."""
+        started = time.perf_counter()
+        try:
+            yield
+        except (RequestError, asyncio.TimeoutError, asyncio.CancelledError) as fault:
+            self.counts.failures[getattr(fault, "reason", "CANCELED")] += 1
+            raise
+        except Exception:
+            self.counts.failures["BACKEND"] += 1
+            raise
+        self.counts.request_seconds += time.perf_counter() - started
+        self.counts.success += 1
+
+    def facts(self, waiting: Waiting) -> dict[str, Any]:
+        """What the log tells of a request that ran."""
+        return {
+            "model": self.name,
+            "version": self.version,
+            "batch": waiting.batch,
+            "queue_ms": round(1e3 * (waiting.started - waiting.arrived), 3),
+            "compute_ms": round(1e3 * (waiting.ended - waiting.started), 3),
+        }
+
     # ---- images ----
     @property
     def classifier(self) -> Classifier:
@@ -116,9 +144,9 @@ class Explainers:
     def _usual(self) -> str:
         """Grad-CAM where the network has a layer for it, else saliency."""
         about = self._model.trained_on
-        shape = (1, 1, 28, 28) if about is None else (1, *about.shape)
+        assert about is not None, "a classifier says what it was trained on"
         try:
-            Explainer(self._model, "grad_cam")(np.zeros(shape, np.float32))
+            Explainer(self._model, "grad_cam")(np.zeros((1, *about.shape), about.dtype))
         except GraphError:
             return "saliency"
         return "grad_cam"

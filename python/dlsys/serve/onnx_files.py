@@ -27,7 +27,7 @@ def onnx_program(path: Path, ctx: Context | None, largest: int) -> Program:
     where it runs. largest: samples of a batch. DataError for a file that cannot be served.
     """
     model = load(path)
-    about = _description(path, model.metadata)
+    about = model.trained_on = _description(path, model.metadata)
     labels = about.classes if about is not None else ()
     signature = Signature(_specs(path, model.inputs), _specs(path, model.outputs), labels)
     note, run = _batched(model, signature, ctx, largest)

@@ -42,7 +42,10 @@ def _is_there(name: str) -> bool:
 
 
 class Listeners:
-    """What listens for a service: HTTP at `port`, gRPC at `grpc_port` unless that is None."""
+    """What listens for a service.
+
+    service: what answers. http: uvicorn's server. port: of HTTP. grpc_port: of gRPC, or None.
+    """
 
     def __init__(self, service: Service, http: Any, port: int, grpc_port: int | None) -> None:
         self.service, self.port, self.grpc_port = service, port, grpc_port
@@ -82,8 +85,8 @@ async def serve(settings: Settings, log: Log, started: Callable[[Listeners], Non
         http = _http_server(service, int(grace))
         port = listener.getsockname()[1]
         listener.listen(_BACKLOG)
-        log.write("serving", http=f"http://{settings.host}:{port}", grpc_port=grpc_port)
         started(Listeners(service, http, port, grpc_port))
+        log.write("serving", http=f"http://{settings.host}:{port}", grpc_port=grpc_port)
         try:
             await http.serve(sockets=[listener])
         finally:
@@ -155,7 +158,7 @@ def run(settings: Settings, log: Log | None = None) -> None:
 
 
 def _forward(log: Log) -> None:
-    for name in ("uvicorn", "asyncio"):
+    for name in ("uvicorn", "asyncio", "python_multipart"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [Forwarding(log)], False
 

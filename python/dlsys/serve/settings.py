@@ -33,7 +33,8 @@ class Settings:
     models: paths by name, see `repository`. ctx: the device, None for numpy. host, port, grpc_port:
     where it listens; port 0 is one that is free, grpc_port None is no gRPC. keys: what requests
     must show one of; none lets all in. origins: of pages that a browser lets use the service beside
-    its own. log_requests: a line for each request, else only for what goes wrong.
+    its own. log_requests: a line for each request, else only for what goes wrong. limits: of what
+    requests may take.
     """
 
     models: dict[str, Path]

@@ -1,0 +1,116 @@
+"""Grad-CAM and saliency: against their formulas, and where evidence is known."""
+
+from __future__ import annotations
+
+import unittest
+
+import numpy as np
+
+from dlsys import autodiff as ad
+from dlsys import explain, nn
+from dlsys import functional as F
+from dlsys.errors import GraphError, ShapeError
+from support.devices import native_contexts
+
+
+class Squares(nn.Module):
+    """Two classes by known weights: the first is a bright square, the second a dark one."""
+
+    def __init__(self) -> None:
+        kernel = np.stack([np.full((1, 3, 3), 1.0), np.full((1, 3, 3), -1.0)]).astype(np.float32)
+        self.filters = ad.Parameter(kernel)
+
+    def forward(self, x: ad.Node) -> ad.Node:
+        features = F.relu(F.conv2d(x, self.filters, padding=1))
+        return F.sum(features, axis=(2, 3))
+
+
+def squares(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, 1, 24, 24) of 0 with a square of ±1, and its upper left corners (n, 2)."""
+    rng = np.random.default_rng(0)
+    images = np.zeros((count, 1, 24, 24), np.float32)
+    corners = rng.integers(0, 18, (count, 2))
+    for k, (y, x) in enumerate(corners):
+        images[k, 0, y : y + 6, x : x + 6] = 1 if k % 2 else -1
+    return images, corners
+
+
+class Maps(unittest.TestCase):
+    def test_the_peak_lies_where_the_evidence_is(self) -> None:
+        images, corners = squares(40)
+        for find in (explain.grad_cam, explain.saliency):
+            found = find(Squares(), images)
+            np.testing.assert_array_equal(found.classes, [1, 0] * 20)
+            self.assertEqual(found.maps.shape, (40, 24, 24))
+            peaks = np.array([np.unravel_index(m.argmax(), m.shape) for m in found.maps])
+            inside = ((peaks >= corners - 1) & (peaks < corners + 7)).all(axis=1)
+            self.assertEqual(inside.mean(), 1.0)
+            np.testing.assert_allclose(found.maps.max(axis=(1, 2)), 1)
+
+    def test_grad_cam_is_its_formula(self) -> None:
+        """Where a linear layer reads the features, ∂ logit / ∂ A is its weight."""
+        rng = np.random.default_rng(1)
+        model = nn.Sequential(
+            nn.Conv2d(1, 3, 3, padding=1, rng=0), nn.ReLU(), nn.Flatten(), nn.Linear(75, 4, rng=1)
+        )
+        x = rng.normal(size=(2, 1, 5, 5)).astype(np.float32)
+        nodes = model.activations(ad.constant(x))
+        (features,) = ad.Executor([nodes["1"]]).run({}, True)
+        weight = model.state_dict()["3.weight"].reshape(4, 3, 5, 5)
+        found = explain.grad_cam(model, x, classes=[2, 0])
+        for k, label in enumerate((2, 0)):
+            means = weight[label].mean(axis=(1, 2))
+            wanted = np.maximum(np.einsum("c,chw->hw", means, features[k]), 0)
+            wanted /= wanted.max() or 1
+            np.testing.assert_allclose(found.maps[k], wanted, atol=1e-5)
+
+    def test_weights_decide(self) -> None:
+        """With other weights the maps are others: they are no edges of the image alone."""
+        images = np.random.default_rng(2).random((2, 1, 28, 28), np.float32)
+        one, other = (explain.grad_cam(nn.LeNet5(seed=s), images, 3).maps for s in (0, 1))
+        self.assertGreater(np.abs(one - other).mean(), 0.05)
+
+    def test_devices_agree(self) -> None:
+        images = np.random.default_rng(3).random((2, 1, 28, 28), np.float32)
+        model = nn.LeNet5(seed=0)
+        wanted = explain.grad_cam(model, images)
+        for ctx in native_contexts():
+            found = explain.grad_cam(model.to(ctx), images)
+            np.testing.assert_allclose(found.maps, wanted.maps, atol=1e-4)
+            np.testing.assert_array_equal(found.classes, wanted.classes)
+
+    def test_no_evidence_is_no_map(self) -> None:
+        found = explain.grad_cam(Squares(), np.zeros((1, 1, 8, 8), np.float32))
+        np.testing.assert_array_equal(found.maps, 0)
+
+
+class Refusals(unittest.TestCase):
+    def test_what_cannot_be_explained(self) -> None:
+        images = np.zeros((1, 1, 28, 28), np.float32)
+        with self.assertRaisesRegex(GraphError, 'use method="saliency"'):
+            explain.grad_cam(nn.MLP((784, 3), seed=0), images)
+        with self.assertRaisesRegex(GraphError, "no layer 'conv9'; it has conv1, conv2"):
+            explain.grad_cam(nn.LeNet5(seed=0), images, layer="conv9")
+        with self.assertRaisesRegex(GraphError, "layer 'fc1' makes no images"):
+            explain.grad_cam(nn.LeNet5(seed=0), images, layer="fc1")
+        with self.assertRaisesRegex(ShapeError, "class 10 is out of range: there are 10"):
+            explain.grad_cam(nn.LeNet5(seed=0), images, 10)
+        with self.assertRaisesRegex(ShapeError, r"expected images \(n, C, H, W\), got \(28, 28\)"):
+            explain.saliency(nn.LeNet5(seed=0), images[0, 0])
+        with self.assertRaisesRegex(GraphError, "expected one of grad_cam, saliency"):
+            explain.Explainer(nn.LeNet5(seed=0), "lime")
+
+
+class Overlay(unittest.TestCase):
+    def test_only_evidence_is_colored(self) -> None:
+        image = np.full((1, 4, 4), 100, np.uint8)
+        made = explain.overlay(image, np.eye(4), scale=3)
+        self.assertEqual((made.shape, made.dtype), ((12, 12, 4), np.uint8))
+        np.testing.assert_array_equal(made[0, 4], (100, 100, 100, 255))
+        self.assertGreater(int(made[0, 0, 0]), int(made[0, 0, 2]))  # yellow, where it is strongest
+        with self.assertRaisesRegex(ShapeError, "overlay: expected"):
+            explain.overlay(image, np.eye(5))
+
+
+if __name__ == "__main__":
+    unittest.main()
