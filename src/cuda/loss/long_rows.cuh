@@ -9,6 +9,7 @@
 // two exponentials an element.
 #pragma once
 #include "cuda/loss/cross_entropy.cuh"
+#include "cuda/runtime/at_once.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -27,19 +28,6 @@ template <class T>
 struct alignas(16) Vector {
   static constexpr int kCount = 16 / (int)sizeof(T);
   T x[kCount];
-
-  // In one access: elements of 16 bits would be copied one by one.
-  static __device__ __forceinline__ Vector From(const void* p) {
-    const float4 bits = *(const float4*)p;
-    Vector v;
-    memcpy(&v, &bits, sizeof v);
-    return v;
-  }
-  __device__ __forceinline__ void To(void* p) const {
-    float4 bits;
-    memcpy(&bits, this, sizeof bits);
-    *(float4*)p = bits;
-  }
 };
 
 // Row `index` of x (rows, classes) as vectors, the first of which may begin before it and the last
@@ -63,7 +51,7 @@ class LongRow {
 
   // Vector j from memory; what is not of the row is -infinity, which adds nothing to the sum.
   __device__ __forceinline__ Vector<T> Read(int j) const {
-    if (IsFull(j)) return Vector<T>::From(At(j));
+    if (IsFull(j)) return ReadAtOnce<Vector<T>>(At(j));
     Vector<T> v;
 #pragma unroll
     for (int e = 0; e < kCount; e++) v.x[e] = Has(j, e) ? At(j)[e] : T(-INFINITY);
@@ -74,10 +62,10 @@ class LongRow {
     if (IsFull(j))
       CopyAsync16((float*)to, (const float*)At(j), true);
     else
-      Read(j).To(to);
+      WriteAtOnce(to, Read(j));
   }
   __device__ __forceinline__ void Write(int j, const Vector<T>& v) const {
-    if (IsFull(j)) return v.To(At(j));
+    if (IsFull(j)) return WriteAtOnce(At(j), v);
 #pragma unroll
     for (int e = 0; e < kCount; e++)
       if (Has(j, e)) At(j)[e] = v.x[e];
@@ -135,7 +123,9 @@ __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const
     const bool valid = label >= 0 && label < classes;
     // Read before the barriers, behind which the gradient may overwrite it.
     const float logit = valid && threadIdx.x == 0 ? (float)x[r * classes + label] : NAN;
-    const auto load = [&](int j) { return j < resident ? Vector<T>::From(slots + j) : row.Read(j); };
+    const auto load = [&](int j) {
+      return j < resident ? ReadAtOnce<Vector<T>>(slots + j) : row.Read(j);
+    };
     WaitForCopies<0>();
     float largest = -INFINITY;
 #pragma unroll 4
