@@ -22,7 +22,6 @@ from ..ops.axes import normalize_axes
 from ..ops.conv.convolution import convolution_op, data_gradient_op, filter_gradient_op
 from ..ops.conv.geometry import Windows
 from ..ops.conv.pooling import max_pool_gradient_op, max_pool_op
-from ..ops.matmul import algorithm_number
 from ..ops.movement import broadcast_to_op, reshape_op, transpose_op
 from ..ops.norm.batch_norm import (
     batch_normalize_gradient_op,
@@ -158,7 +157,7 @@ class _Layout:
         specs = [*[x.spec for x in node.inputs], node.spec]
         windows, groups = node.op.windows(node, *specs[:-1]), node.attrs["groups"]
         dtype = node.spec.dtype
-        if algorithm_number(node) or not self._target.has(op.kernel, dtype):
+        if "algo" in node.attrs or not self._target.has(op.kernel, dtype):
             return
         arrays = _last_spec(specs[x]), specs[f], _last_spec(specs[y])
         kernel = conv2d_channels_last_op.kernel
