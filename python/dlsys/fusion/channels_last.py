@@ -155,14 +155,14 @@ class _Layout:
     def _convolution(self, node: Node) -> None:
         op, images, is_image, (x, f, y) = _CONVOLUTIONS[node.op]
         specs = [*[x.spec for x in node.inputs], node.spec]
-        windows, groups = node.op.windows(node, *specs[:-1]), node.attrs["groups"]
+        convolution: Any = node.op
+        windows, groups = convolution.windows(node, *specs[:-1]), node.attrs["groups"]
         dtype = node.spec.dtype
         if "algo" in node.attrs or not self._target.has(op.kernel, dtype):
             return
         arrays = _last_spec(specs[x]), specs[f], _last_spec(specs[y])
-        kernel = conv2d_channels_last_op.kernel
         if all(s.dtype == dtype for s in specs) and self._target.fits(
-            kernel, *arrays, windows.argument, groups
+            "conv2d_channels_last", *arrays, windows.argument, groups
         ):
             made = self._over_images(op, node, images, windows=windows, groups=groups)
             if is_image:
@@ -175,7 +175,8 @@ class _Layout:
         forward = node.op is max_pool_op
         op = max_pool_channels_last_op if forward else max_pool_gradient_channels_last_op
         image = node.inputs[0].spec.shape[2:] if forward else node.attrs["image"]
-        windows = node.op.windows(node, image)
+        pooling: Any = node.op
+        windows = pooling.windows(node, image)
         dtype = node.inputs[0].spec.dtype
         if windows.dilation != (1, 1) or not self._target.has(op.kernel, dtype):
             return
