@@ -737,7 +737,14 @@ WITHIN = {
     **dict.fromkeys((
         "attention_op", "attention_biased", "attention_gradient", "dropped_attention",
         "dropped_attention_gradient", "attention_of_mask", "dropped_attention_second",
+        "packed_attention", "packed_attention_op", "packed_attention_gradient",
+        "dropped_packed_attention", "dropped_packed_attention_gradient", "split_heads",
+        "join_heads",
     ), "attention"),
+    **dict.fromkeys((
+        "quantize", "dequantize", "quantized_add", "quantized_conv2d", "quantized_matmul",
+        "quantized_max_pool2d",
+    ), "integers of 8 bits, which PyTorch has under another rule of rounding"),
     **dict.fromkeys((
         "normalization_view", "row_normalize", "row_normalize_gradient", "row_normalize_sums",
     ), "layer_normalization"),
@@ -789,7 +796,8 @@ WITHOUT = {
     **dict.fromkeys((
         "matmul_bias", "matmul_bias_both", "matmul_map", "matmul_gradient", "matmul_sums",
         "fused_cross_entropy", "fused_row_normalize", "fused_row_normalize_gradient",
-        "fused_sparse_cross_entropy", "pointwise", "conv2d_pool", "conv2d_pool_data_gradient",
+        "fused_sparse_cross_entropy", "narrow_cross_entropy", "narrow_cross_entropy_gradient",
+        "pointwise", "conv2d_pool", "conv2d_pool_data_gradient",
         "conv2d_pool_filter_gradient", "conv2d_pool_filter_bias_gradient",
         "batch_normalize_map", "batch_normalize_map_gradient", "batch_normalize_map_sums",
         "batch_normalize_relu_sums_output_1", "batch_normalize_relu_sums_output_2",

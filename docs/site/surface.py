@@ -15,6 +15,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "dlsys.functional": ("dlsys.functional",),
     "dlsys.nn": ("dlsys.nn",),
     "dlsys.optim": ("dlsys.optim",),
+    "dlsys.dist": ("dlsys.dist",),
     "dlsys.init": ("dlsys.init",),
     "dlsys.data": ("dlsys.data",),
     "dlsys.data.text": ("dlsys.data.text",),

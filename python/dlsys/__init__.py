@@ -25,7 +25,7 @@ _NAMES = {
     "autodiff": "Executor Node Op Parameter Variable gradients",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
-_MODULES = tuple("autodiff data functional init ndarray nn onnx optim train viz".split())
+_MODULES = tuple("autodiff data dist functional init ndarray nn onnx optim train viz".split())
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 

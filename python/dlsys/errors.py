@@ -109,7 +109,7 @@ def quoted(value: Any) -> str:
 PACKAGES = {
     "matplotlib": "matplotlib", "PIL": "Pillow", "tensorboardX": "tensorboardX", "torch": "torch",
     "tiktoken": "tiktoken", "tokenizers": "tokenizers", "onnx": "onnx",
-    "mpi4py": "mpi4py mpich",
+    "mpi4py": "mpi4py",
     "skimage": "scikit-image", "sklearn": "scikit-learn",
     "fastapi": "fastapi", "uvicorn": "uvicorn", "grpc": "grpcio", "google.protobuf": "protobuf",
     "python_multipart": "python-multipart",

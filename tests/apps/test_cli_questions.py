@@ -83,6 +83,12 @@ class Questions(Folder):
         prepared = load_model(self.run_folder).trained_on.prepared(self.images)
         (logits,) = run_onnxruntime(file, {"input": prepared.reshape(-1, 1, 28, 28)})
         self.assertGreater(float(np.mean(logits.argmax(axis=1) == self.labels)), 0.9)
+        where = ["--int8", "entropy", "--data-dir", str(self.data)]
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(cli.main(["export", str(self.run_folder), str(file), *where]), 0)
+        (quantized,) = run_onnxruntime(file, {"input": prepared.reshape(-1, 1, 28, 28)})
+        self.assertGreater(float(np.mean(quantized.argmax(axis=1) == logits.argmax(axis=1))), 0.9)
+        self.assertGreater(float(np.abs(quantized - logits).max()), 0)
 
     def test_a_png_is_taken_for_what_the_idx_file_has(self) -> None:
         from PIL import Image

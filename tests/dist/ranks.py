@@ -166,6 +166,17 @@ def case_data_parallel() -> None:
             assert ctx is None or "all_reduce exchanges" in report, report
 
 
+def case_repeats() -> None:
+    """The same world gives the same bits, and the report tells what is exchanged."""
+    for ctx in DEVICES:
+        (losses, values, report), (again, same, _) = (
+            steps(ctx, world, optim.Adam(1e-2)) for _ in range(2)
+        )
+        assert (losses == again).all() and all((a == b).all() for a, b in zip(values, same))
+        nbytes = 4 * (16 * 32 + 32 + 32 * 4 + 4)
+        assert f"exchanged with other ranks a run, in bytes: {nbytes:,}" in report, report
+
+
 def case_accumulation_reduces_once_a_round() -> None:
     for accumulate, wanted in ((1, 6), (3, 2)):
         with mock.patch.object(world, "reduce_into", wraps=world.reduce_into) as reductions:
@@ -266,6 +277,31 @@ def case_shards_in_fit() -> None:
     for p, q in zip(model.parameters(), wanted.parameters()):
         np.testing.assert_allclose(p.asnumpy(), q.asnumpy(), rtol=0, atol=1e-6)
     np.testing.assert_allclose(history.epochs[1]["loss"], other.epochs[1]["loss"], atol=1e-6)
+
+
+def case_synchronized_batch_norm() -> None:
+    """Statistics, gradients and running statistics are those of all shares as one batch."""
+    rng = np.random.default_rng(0)
+    xs = (rng.normal(size=(4, 24, 5, 3)) * 2 + 3).astype(np.float32)
+    for ctx in DEVICES:
+        found = []
+        for group in (None, world):
+            layer = nn.BatchNorm1d(5, group=group)
+            first = nn.Conv1d(5, 5, 1, rng=1)
+            x = ad.Variable("x", (None, 5, 3))
+            y = F.sigmoid(layer(first(x)))
+            loss = F.mean(y * y * y)
+            update = optim.SGD(0.5).minimize(loss, [*first.parameters(), *layer.parameters()])
+            executor = ad.Executor([loss, update], ctx, group=group)
+            losses = []
+            for batch in xs:
+                share = batch if group is None else parts(batch)[rank]
+                mean = executor.run({x: share}, True)[0]
+                losses.append(mean if group is None else world.all_reduce(mean, "mean"))
+            state = [p.asnumpy() for m in (first, layer) for _, p in m.named_state()]
+            found.append([np.array(losses), *state])
+        for a, b in zip(*found):
+            np.testing.assert_allclose(b, a, rtol=0, atol=2e-6)
 
 
 # ---- disagreement ----

@@ -51,11 +51,21 @@ class Rewrites(unittest.TestCase):
         for fetches in ([loss, d_wide], [loss, dx, d_wide], [loss, dx, 2 * d_wide]):
             self.assertIn("cast", operators(self.fused(*fetches)))
 
-    def test_a_loss_whose_gradients_differ_by_row_keeps_them(self) -> None:
-        for options in (dict(ignore_index=3), dict(label_smoothing=0.1)):
-            _, _, loss, gradient = loss_of("bfloat16", 6, 5, **options)
-            found = operators(self.fused(loss, gradient))
-            self.assertIn("cast", found)
+    def test_losses_and_gradients_that_differ_by_row_read_16_bits_each(self) -> None:
+        weights = (1.0, 2.0, 3.0, 4.0, 5.0)
+        for options in (dict(ignore_index=3), dict(weight=weights)):
+            with self.subTest(options=options):
+                _, _, loss, gradient = loss_of("bfloat16", 6, 5, **options)
+                found = operators(self.fused(loss, gradient))
+                self.assertIn("narrow_cross_entropy_gradient", found)
+                self.assertIn("narrow_cross_entropy", operators(self.fused(loss)))
+                self.assertNotIn(KERNEL, found)
+
+    def test_what_else_reads_the_copy_keeps_it(self) -> None:
+        _, _, loss, gradient = loss_of("bfloat16", 6, 5, label_smoothing=0.1)
+        found = operators(self.fused(loss, gradient))
+        self.assertIn("cast", found)
+        self.assertIn("narrow_cross_entropy", found)
 
 
 class Values:
@@ -87,6 +97,29 @@ class Values:
                 least = 2.0**-25 if dtype == "float16" else 0  # half its smallest number
                 unit = 1.01 * ROUNDING.get(as_dtype(dtype), 0) + 2.0**-18
                 np.testing.assert_array_less(abs(dx - p / 7), abs(p / 7) * unit + least + 1e-30)
+
+    def test_ignored_rows_and_weights(self) -> None:
+        """The bounds of `test_close_to_float64`, with a factor a row that is exact but for one
+        rounding to float32.
+        """
+        rng = np.random.default_rng(2)
+        for dtype, classes in (("bfloat16", 4101), ("float16", 4104), ("bfloat16", 37)):
+            with self.subTest(dtype=dtype, classes=classes):
+                x, labels, loss, gradient = loss_of(dtype, 7, classes, ignore_index=5)
+                values = rounded(rng.normal(size=(7, classes)).astype(np.float32), as_dtype(dtype))
+                at = np.array([5, 0, classes - 1, 5, 7, 8, 9])
+                executor = ad.Executor([loss, ad.cast_op(gradient, FLOAT32)], self.ctx)
+                total, dx = executor.run({x: values, labels: at}, True)
+                p = np.exp(values.astype(np.float64))
+                p /= p.sum(axis=1, keepdims=True)
+                taken = at != 5
+                wanted = -np.log(p[range(7), at])[taken].mean()
+                self.assertLessEqual(abs(total - wanted), 12 * 2.0**-18)
+                p[range(7), at] -= 1
+                p *= taken[:, None] / taken.sum()
+                least = 2.0**-25 if dtype == "float16" else 0
+                unit = 1.01 * ROUNDING[as_dtype(dtype)] + 2.0**-18
+                np.testing.assert_array_less(abs(dx - p), abs(p) * unit + least + 1e-30)
 
     def test_a_label_out_of_range_is_refused(self) -> None:
         x, labels, loss, gradient = loss_of("bfloat16", 3, 4101)

@@ -968,7 +968,7 @@ WITHOUT: dict[str, str] = {
         "sparse_softmax_cross_entropy multiclass_hinge_loss_of_one_hot softmax_cross_entropy_rows "
         "sparse_softmax_cross_entropy_rows negative_log_likelihood_rows reducesumaxiszero "
         "einsum_op binary_cross_entropy_with_array_weights binary_cross_entropy_with_node_weights "
-        "attention_op attention_biased"
+        "attention_op attention_biased packed_attention packed_attention_op split_heads join_heads"
     ),
     "a derivative that the operator's own gradients and their gradients go through": (
         "clip_gradient leaky_relu_gradient elu_gradient silu_gradient gelu_gradient "
@@ -981,7 +981,7 @@ WITHOUT: dict[str, str] = {
         "batch_normalize_sums batch_normalize_gradient row_normalize_gradient row_normalize_sums "
         "softmax_cross_entropy_gradient sparse_softmax_cross_entropy_gradient "
         "negative_log_likelihood_gradient negative_log_likelihood_gradient_like "
-        "attention_gradient attention_of_mask"
+        "attention_gradient attention_of_mask packed_attention_gradient"
     ),
     "values that jump, orders and stacks of products, which rows compare with numpy's": (
         "fmod remainder floor_divide shifted sort argsort topk topk_indices product "
@@ -995,7 +995,11 @@ WITHOUT: dict[str, str] = {
     "random numbers of another generator": (
         "random_uniform uniform random_bernoulli bernoulli random_normal random_truncated_normal "
         "normal dropout dropout_op masked step_of_draw dropped_attention "
-        "dropped_attention_gradient dropped_attention_second"
+        "dropped_attention_gradient dropped_attention_second dropped_packed_attention "
+        "dropped_packed_attention_gradient"
+    ),
+    "integers, which are compared exactly with numpy's": (
+        "quantize dequantize quantized_add quantized_conv2d quantized_matmul quantized_max_pool2d"
     ),
     "the optimizers' rules and states, which fuzz/training.py tries": (
         "running_update running_statistics sgd_update sgd_momentum_update adam_update "
@@ -1014,7 +1018,8 @@ WITHOUT: dict[str, str] = {
         "batch_normalize_relu_sums_recomputed_1 batch_normalize_relu_sums_recomputed_2 "
         "batch_normalize_sums_single_pass batch_statistics_single_pass matmul_u8 matmul_u8_bias "
         "scaled shuffled_rows shuffled_rows_labels "
-        "fused_sparse_cross_entropy pointwise conv2d_pool conv2d_pool_data_gradient "
+        "fused_sparse_cross_entropy narrow_cross_entropy narrow_cross_entropy_gradient "
+        "pointwise conv2d_pool conv2d_pool_data_gradient "
         "conv2d_pool_filter_gradient conv2d_pool_filter_bias_gradient"
     ),
 }

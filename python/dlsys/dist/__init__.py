@@ -7,6 +7,7 @@
 docs/dist.md tells how ranks are started, and what each of them computes.
 """
 
+from . import data_parallel  # executors with a group find it
 from .collectives import (
     all_gather_op,
     all_reduce_op,
@@ -16,7 +17,6 @@ from .collectives import (
     reduce_scatter_op,
     send_recv_op,
 )
-from .data_parallel import DataParallel
 from .environment import init
 from .group import Group
 from .mpi import MpiGroup

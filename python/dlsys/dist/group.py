@@ -21,7 +21,9 @@ class Group(ABC):
 
     `local_rank` counts the ranks of one host, so that each takes a GPU of its own:
     `ndarray.gpu(world.local_rank)`. Every method is a collective: all ranks of the group call the
-    same ones in the same order. Arrays are numpy arrays of one shape and dtype on all ranks.
+    same ones in the same order. x and y are numpy arrays, of one shape and dtype on all ranks; op
+    is a reduction: "sum", "max", "min" and, where it says so, "mean"; root, target and source are
+    ranks.
     CommunicationError where they are not, or where a rank does not come within `timeout` seconds.
     """
 
@@ -90,14 +92,14 @@ class Group(ABC):
         return (y / self.size).astype(x.dtype) if op == "mean" else y
 
     def all_gather(self, x: Any) -> Array:
-        """All ranks' arrays, stacked: (size, …)."""
+        """All ranks' arrays x, stacked: (size, …)."""
         x = np.asarray(x, order="C")
         y = np.empty((self.size, *x.shape), x.dtype)
         self.gather_into(x, y)
         return y
 
     def broadcast(self, x: Any, root: int = 0) -> Array:
-        """Rank `root`'s array on all ranks; theirs give its shape and dtype."""
+        """Rank `root`'s array on all ranks; the others' x give its shape and dtype."""
         y = np.array(x, order="C")
         self.broadcast_into(y, root)
         return y

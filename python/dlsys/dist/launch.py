@@ -96,7 +96,7 @@ def _mpiexec() -> list[str]:
     found = shutil.which("mpiexec", path=here) or shutil.which("mpiexec")
     if found is None:
         raise CommunicationError(
-            f"launch: there is no mpiexec, which starts the ranks: {how_to_install('mpi4py')}"
+            f"launch: there is no mpiexec, which starts the ranks: {how_to_install('mpi4py')} mpich"
         )
     version = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
     # Open MPI refuses more ranks than cores otherwise.

@@ -27,7 +27,7 @@ _ABORTED = 70  # the status of a run that ends on all ranks
 
 
 class MpiGroup(Group):
-    """The ranks of an MPI communicator. timeout: seconds to wait for the others."""
+    """The ranks of an MPI communicator. comm: of mpi4py. timeout: seconds to wait for the others."""
 
     def __init__(self, comm: Any, timeout: float) -> None:
         self._mpi = sys.modules["mpi4py.MPI"]
@@ -158,7 +158,7 @@ def world(timeout: float) -> MpiGroup:
     except (ImportError, RuntimeError) as error:
         raise CommunicationError(
             f"dist.init: this process was started as a rank of MPI, which needs mpi4py and MPI: "
-            f"{how_to_install('mpi4py')} ({error})"
+            f"{how_to_install('mpi4py')} mpich ({error})"
         ) from None
     group = MpiGroup(MPI.COMM_WORLD, timeout)
     _end_all_on_error(group)

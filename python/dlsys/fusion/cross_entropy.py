@@ -5,6 +5,7 @@ Pattern: the gradient of softmax cross-entropy where all rows count the same, an
 the rows' losses of the same logits and labels, if anybody wants that. Class indices go with logits
 of 16 bits as they lie in memory, where the loss is of a float32 copy of them and its gradient is
 only read rounded to the same dtype: the copies are parts of the kernel, which computes in float32.
+So they are of losses and gradients that stay apart, because rows count differently.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..arguments.signature import Signature
 from ..dtypes import is_narrow
 from ..graph.lines import attributed_to
 from ..graph.node import Node, Op, same_nodes
+from ..graph.spec import FLOAT32
 from ..ops.elementwise import cast_op
 from ..ops.leaf import constant_op, placeholder_op
 from ..ops.loss.cross_entropy import (
@@ -65,6 +67,25 @@ class FusedCrossEntropy(Fused):
 fused_cross_entropy_op = FusedCrossEntropy("fused_cross_entropy", (2,))  # which reads labels again
 fused_sparse_cross_entropy_op = FusedCrossEntropy("fused_sparse_cross_entropy", (1, 2), True)
 
+
+class OfNarrowLogits(Fused):
+    """The losses of rows, float32, or their gradient, of logits of 16 bits, by the kernel of the
+    operator over a float32 copy of them.
+    """
+
+    tolerance = 1e-4
+    fallible = True
+
+    def __init__(self, name: str, op: Op, inplace: bool = False) -> None:
+        super().__init__(name, any_dtype=(1,))
+        self.kernel, self.inplace = op.kernel, inplace
+
+
+narrow_losses_op = OfNarrowLogits("narrow_cross_entropy", sparse_cross_entropy_rows_op)
+narrow_gradient_op = OfNarrowLogits(
+    "narrow_cross_entropy_gradient", sparse_cross_entropy_gradient_op, True
+)
+
 # By the gradient of the rows' losses: these, and the operator of both.
 _LOSSES: dict[Op, tuple[Op, FusedCrossEntropy]] = {
     cross_entropy_gradient_op: (cross_entropy_rows_op, fused_cross_entropy_op),
@@ -81,13 +102,17 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     for node in graph.order:
         if node.op in _LOSSES and node.inputs[2].op.constant_fill:
             _fuse(graph, node, replaced, options.target)
+        elif node.op in _OF_NARROW:
+            _without_casts(graph, node, replaced, options.target)
     return exchange(fetches, replaced)
 
 
 def _fuse(graph: Graph, node: Node, replaced: dict[Node, Node], target: Target) -> None:
     rows_op, op = _LOSSES[node.op]
     x, labels, dy = node.inputs
-    source, copies = _in_16_bits(graph, node, op, target)
+    sparse = op is fused_sparse_cross_entropy_op
+    source = _copied(x, op.kernel, target) if sparse else None
+    copies = [] if source is None else _copies(graph, node, source.spec.dtype)
     totals = [
         total
         for user in graph.users[x]
@@ -98,9 +123,11 @@ def _fuse(graph: Graph, node: Node, replaced: dict[Node, Node], target: Target) 
     ]
     with attributed_to(node):
         total = totals[0] if totals else sum_op(rows_op(x, labels))
-        given = in_shape(source, x.spec.shape)
-        gradient = cast_op(node, source.spec.dtype) if copies else node
-        aliases = {source: given} if source is not given else {}
+        given, gradient = x, node
+        aliases: dict[Node, Node] = {}
+        if source is not None and copies:
+            given, aliases = _given(source, x)
+            gradient = cast_op(node, source.spec.dtype)
         body = close((given, labels), (in_shape(total, ()), gradient), aliases)
         count = total.inputs[0].spec.size if total.op is mean_op else 1
         scale = 1.0 / count if count else float("nan")
@@ -112,24 +139,48 @@ def _fuse(graph: Graph, node: Node, replaced: dict[Node, Node], target: Target) 
             replaced[total] = shaped(value_of(made, 0, total), total)
 
 
-def _in_16_bits(
-    graph: Graph, node: Node, op: FusedCrossEntropy, target: Target
-) -> tuple[Node, list[Node]]:
-    """The logits of 16 bits, perhaps in another shape, whose copy a loss's gradient is computed
-    from, and the copies of the gradient in their dtype, if nothing else reads it; the logits as
-    they are, and no copies, where it is otherwise.
+def _copied(x: Node, kernel: str | None, target: Target) -> Node | None:
+    """What x is a float32 copy of, perhaps in another shape, where it is of 16 bits and a kernel
+    takes it so; else None.
     """
-    x = node.inputs[0]
-    copied = strip_views(x)
-    if op is not fused_sparse_cross_entropy_op or not copied.op.casts:
-        return x, []
-    source = copied.inputs[0]
-    dtype = source.spec.dtype
+    copy = strip_views(x)
+    if not copy.op.casts or x.spec.dtype != FLOAT32:
+        return None
+    dtype = copy.inputs[0].spec.dtype
+    return copy.inputs[0] if is_narrow(dtype) and target.has(kernel, dtype) else None
+
+
+def _copies(graph: Graph, node: Node, dtype: Any) -> list[Node]:
+    """The copies of a node in a dtype, if nothing else reads it; else none."""
     readers = [reader for reader, _ in graph.readers(node)]
-    narrow = is_narrow(dtype) and target.has(op.kernel, dtype)
-    if narrow and all(one.op.casts and one.spec.dtype is dtype for one in readers):
-        return source, readers
-    return x, []
+    return readers if all(one.op.casts and one.spec.dtype is dtype for one in readers) else []
+
+
+_OF_NARROW: dict[Op, OfNarrowLogits] = {
+    sparse_cross_entropy_rows_op: narrow_losses_op,
+    sparse_cross_entropy_gradient_op: narrow_gradient_op,
+}
+
+
+def _without_casts(graph: Graph, node: Node, replaced: dict[Node, Node], target: Target) -> None:
+    """Losses of rows, or their gradient, over the logits of 16 bits that they see a copy of."""
+    op, (x, *others) = _OF_NARROW[node.op], node.inputs
+    source = _copied(x, op.kernel, target)
+    if source is None:
+        return
+    copies = [node] if op is narrow_losses_op else _copies(graph, node, source.spec.dtype)
+    with attributed_to(node):
+        given, aliases = _given(source, x)
+        output = node if op is narrow_losses_op else cast_op(node, source.spec.dtype)
+        made = op(given, *others, body=close((given, *others), (output,), aliases))
+        made.stand_for(node)
+        replaced.update({copy: shaped(made, copy) for copy in copies})
+
+
+def _given(source: Node, x: Node) -> tuple[Node, dict[Node, Node]]:
+    """A source in the shape of x, and the aliases of a body whose input that is."""
+    given = in_shape(source, x.spec.shape)
+    return given, {} if given is source else {source: given}
 
 
 FUSION = Pass(

@@ -10,6 +10,8 @@ from ..errors import DataError
 
 _BINS = 2048  # of a histogram
 _LEVELS = 128  # of the positive half of a range of 8 bits
+_HELD = 0.999  # of the elements, that a threshold holds: one value that is frequent, such as a
+# background's, would else draw it to where the levels are finest
 _STRIDE = 8  # bins between the thresholds that entropy compares
 
 Range = tuple[float, float]
@@ -44,7 +46,7 @@ def by_percentile(batches: Batches, percentile: float) -> list[Range]:
 def by_entropy(batches: Batches, percentile: float) -> list[Range]:
     """The range within ±T, where T gives the least relative entropy between the distribution of
     magnitudes and the same in 128 levels: Migacz, "8-bit inference with TensorRT" (2017). Zeros are
-    not counted, which every range holds exactly.
+    not counted, which every range holds exactly, and T holds 99.9 % of the others.
     """
     ranges = minmax(batches, percentile)
     largest = [(0.0, max(abs(low), abs(high))) for low, high in ranges]
@@ -75,7 +77,8 @@ def _histograms(batches: Batches, ranges: Sequence[Range]) -> list[np.ndarray]:
 def _threshold(counts: np.ndarray) -> int:
     """The number of bins up to the threshold of the least relative entropy."""
     best, least = _BINS, np.inf
-    for bins in range(_LEVELS, _BINS + 1, _STRIDE):
+    held = int(np.searchsorted(np.cumsum(counts), _HELD * counts.sum())) + 1
+    for bins in range(max(_LEVELS, held), _BINS + 1, _STRIDE):
         clipped = counts[:bins].copy()
         clipped[-1] += counts[bins:].sum()
         entropy = _divergence(clipped, _in_levels(counts[:bins]))

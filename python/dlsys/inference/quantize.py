@@ -12,6 +12,7 @@ each quantized tensor and a dequantization behind each weight, as ONNX's QDQ for
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,7 @@ def quantize(
         raise GraphError(f"quantize: percentile must be above 50 and up to 100, got {percentile}")
     data = as_trained(data, model.trained_on)
     variables = _variables(data)
+    trained_on, model = model.trained_on, deepcopy(model)  # whose Parameters may live elsewhere
     with model.in_mode(False):
         made = model(*variables)
     nodes: list[Node] = list(made) if isinstance(made, (tuple, list)) else [made]
@@ -133,7 +135,7 @@ def quantize(
     outputs = _with_quantization(fetches, plan, dict(zip(plan.tensors, map(_numbers, ranges))))
     named = {x.name: each for x, each in zip(plan.tensors, ranges)}
     result = QuantizedModel(variables, outputs, nodes[0] is made, named, method)
-    result.trained_on = model.trained_on
+    result.trained_on = trained_on
     return result
 
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import functional as F
-from ..arguments.kinds import Axes, Bool, Number
+from ..arguments.kinds import Axes, Bool, Instance, Number
 from ..arguments.signature import declared
 from ..autodiff import Node, Parameter
+from ..dist.batch_norm import synchronized_batch_norm
+from ..dist.group import Group
 from ..errors import GraphError
 from ..graph.lines import where
 from ..init import ones, zeros
@@ -36,8 +38,9 @@ class BatchNorm2d(Module):
     `running_mean` and `running_var` toward them, `momentum` of the way; the running variance is
     that of a sample (over n - 1), all as in PyTorch. In inference mode the running ones are used.
     Ioffe and Szegedy (2015). A training graph may use the layer once: a second use would update
-    its statistics twice, which the executor refuses. GraphError for channels below 1, at use for
-    eps and momentum out of range.
+    its statistics twice, which the executor refuses. group: ranks that train together
+    (docs/dist.md), whose shares are one batch then. GraphError for channels below 1, at use for eps
+    and momentum out of range.
 
     >>> layer = nn.BatchNorm2d(3).eval()
     >>> layer(dl.ones(1, 3, 2, 2)).shape
@@ -46,15 +49,28 @@ class BatchNorm2d(Module):
     ['running_mean', 'running_var']
     """
 
-    @declared(channels=SIZE, eps=EPS, momentum=Number(low=0, high=1))
-    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+    @declared(
+        channels=SIZE, eps=EPS, momentum=Number(low=0, high=1), group=Instance(Group, default=None)
+    )
+    def __init__(
+        self,
+        channels: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        group: Group | None = None,
+    ) -> None:
         self.weight = Parameter(ones((channels,)), "weight")
         self.bias = Parameter(zeros((channels,)), "bias")
         self.running_mean = Parameter(zeros((channels,)), "running_mean", trainable=False)
         self.running_var = Parameter(ones((channels,)), "running_var", trainable=False)
-        self.eps, self.momentum = eps, momentum
+        self.eps, self.momentum, self.group = eps, momentum, group
 
     def forward(self, x: Node) -> Node:
+        if self.group is not None and self.training:
+            return synchronized_batch_norm(
+                x, self.weight, self.bias, self.running_mean, self.running_var, self.momentum,
+                self.eps, self.group,
+            )  # fmt: skip
         return F.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, self.training,
             self.momentum, self.eps,

@@ -102,9 +102,10 @@ class LBFGS:
         """Searches up to `iterations` directions and leaves the Parameters at the lowest loss that
         was found.
 
-        closure: computes the loss, calls `backward()` of it and returns it; gradients of before are
-        dropped. DivergedError, with the Parameters as they were, where the first loss is NaN or
-        infinite; GraphError where no Parameter gets a gradient.
+        closure: computes the loss, calls `backward()` of it and returns it. Gradients are dropped
+        before each call and at the end, where the last one need not be that of the minimum.
+        DivergedError, with the Parameters as they were, where the first loss is NaN or infinite;
+        GraphError where no Parameter gets a gradient.
         """
 
         def evaluate(x: Vector) -> tuple[float, Vector]:
@@ -122,7 +123,9 @@ class LBFGS:
             ]
             return float(loss), _flat(given)
 
-        return self._run(evaluate)
+        found = self._run(evaluate)
+        drop_gradients(self.params)
+        return found
 
     def solve(
         self, loss: Node, feeds: Mapping[Node, Any] | None = None, *, ctx: Any = None

@@ -223,11 +223,12 @@ class SparseLabels {
   int dtype_;
 };
 
-template <class T>
-void SparseCrossEntropy(const DLArray* x, const DLArray* y, DLArray* loss) {
+// R: the dtype of one float a row, that of the logits or float32.
+template <class T, class R>
+void SparseCrossEntropyOf(const DLArray* x, const DLArray* y, DLArray* loss) {
   const char* op = "sparse_softmax_cross_entropy";
   const T* logits = Input<T>(op, x);
-  T* out = Output<T>(op, loss);
+  R* out = Output<R>(op, loss);
   Check(op, y);
   const Rows rows = RowsOf(op, x);
   CheckPerRow(op, x, y);
@@ -238,13 +239,19 @@ void SparseCrossEntropy(const DLArray* x, const DLArray* y, DLArray* loss) {
         const RowOf<T> from = p.Of(logits);
         const float max = MaxOf(from);
         const float log_sum = (float)std::log(SumExp(from, max));
-        out[p.r] = T(max - from.data[labels[p.r]] + log_sum);
+        out[p.r] = R(max - from.data[labels[p.r]] + log_sum);
       });
 }
 
 template <class T>
-void SparseCrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArray* dy,
-                                DLArray* dx) {
+void SparseCrossEntropy(const DLArray* x, const DLArray* y, DLArray* loss) {
+  if (loss->dtype == DL_FLOAT32) return SparseCrossEntropyOf<T, float>(x, y, loss);
+  SparseCrossEntropyOf<T, T>(x, y, loss);
+}
+
+template <class T, class R>
+void SparseCrossEntropyGradientOf(const DLArray* x, const DLArray* y, const DLArray* dy,
+                                  DLArray* dx) {
   const char* op = "sparse_softmax_cross_entropy_gradient";
   const T* logits = Input<T>(op, x);
   T* out = Output<T>(op, dx);
@@ -252,7 +259,7 @@ void SparseCrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArra
   CheckSameShape(op, x, dx);
   const Rows rows = RowsOf(op, x);
   CheckPerRow(op, x, y);
-  const T* gradients = RowGradients<T>(op, dy, rows);
+  const R* gradients = RowGradients<R>(op, dy, rows);
   const SparseLabels labels(op, y, rows);
   MapRows(
       rows, out, DLSYS_MAP_ROW {
@@ -264,6 +271,13 @@ void SparseCrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArra
         for (int64_t k = 0; k < p.n; k++) to[k] *= scale * gradient;
         to[label] = at_label;
       });
+}
+
+template <class T>
+void SparseCrossEntropyGradient(const DLArray* x, const DLArray* y, const DLArray* dy,
+                                DLArray* dx) {
+  if (dy->dtype == DL_FLOAT32) return SparseCrossEntropyGradientOf<T, float>(x, y, dy, dx);
+  SparseCrossEntropyGradientOf<T, T>(x, y, dy, dx);
 }
 
 // loss = minus the element of each row at its label.

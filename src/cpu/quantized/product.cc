@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t kBlockRows = 48;                    // rows of a task
 constexpr int64_t kBlockCols = kTilePanels * kPanel;  // channels of a tile
+constexpr int64_t kShort = 16;                        // bytes of short rows of a window
 constexpr int64_t kTaskMacs = 1 << 19;                // multiply-adds worth a task
 
 // The operands of a product of m rows of k inputs.
@@ -128,7 +129,7 @@ template <class F>
 void MultiplyGathered(const Product& p, const F& gather) {
   const int64_t pitch = RoundUp(p.k, kStep), most = Blocks(p).rows;
   ForBlocks(
-      p, [=] { return ScratchArray<uint8_t>(most * pitch); },
+      p, [=] { return ScratchArray<uint8_t>(most * pitch + kShort); },
       [&](const ScratchArray<uint8_t>& scratch, int64_t row, int64_t rows, int64_t begin,
           int64_t end) {
         gather(row, rows, pitch, scratch.data());
@@ -183,6 +184,7 @@ struct Images {
   HW in, out;
   WindowOptions windows;
   uint8_t pad;
+  int64_t nbytes;  // of the images
 };
 
 // The inputs of one row of a window, columns from `first`.
@@ -220,14 +222,30 @@ struct Position {
   }
 };
 
+// Gather for windows of short rows without dilation: a copy of 16 bytes may read on within the
+// image and write on where the next row will be, or into kShort bytes of slack.
+DLSYS_INLINE bool GatherShort(const Images& g, const uint8_t* x, int64_t top, int64_t left,
+                              int64_t row_bytes, uint8_t* to) {
+  const uint8_t* from = x + (top * g.in.w + left) * g.channels;
+  const int64_t pitch = g.in.w * g.channels, height = g.windows.size.h;
+  const bool inside =
+      top >= 0 && left >= 0 && top + height <= g.in.h && left + g.windows.size.w <= g.in.w;
+  if (!inside || from + (height - 1) * pitch + kShort > g.x + g.nbytes) return false;
+  for (int64_t r = 0; r < height; r++) memcpy(to + r * row_bytes, from + r * pitch, kShort);
+  return true;
+}
+
 // The inputs of output positions [position, position + count), rows `pitch` apart.
 void Gather(const Images& g, int64_t position, int64_t count, int64_t pitch, uint8_t* to) {
   const int64_t row_bytes = g.windows.size.w * g.channels;
+  const bool is_short =
+      row_bytes <= kShort && g.windows.dilation.w == 1 && g.windows.dilation.h == 1;
   Position at(g, position);
   for (int64_t k = 0; k < count; k++, to += pitch, at.Next(g)) {
     const int64_t top = at.i * g.windows.stride.h - g.windows.before.h;
     const int64_t left = at.j * g.windows.stride.w - g.windows.before.w;
     const uint8_t* x = g.x + at.image * Size(g.in) * g.channels;
+    if (is_short && GatherShort(g, x, top, left, row_bytes, to)) continue;
     for (int64_t r = 0; r < g.windows.size.h; r++) {
       const int64_t h = top + r * g.windows.dilation.h;
       if (h < 0 || h >= g.in.h)
@@ -242,8 +260,13 @@ Images CheckedImages(const char* op, const DLArray* x, const DLArray* y,
                      const WindowOptions& windows, int64_t pad) {
   CheckNchw(op, x);
   CheckNchw(op, y);
-  const Images g{Input<uint8_t>(op, x),      x->shape[3], {x->shape[1], x->shape[2]},
-                 {y->shape[1], y->shape[2]}, windows,     (uint8_t)pad};
+  const Images g{Input<uint8_t>(op, x),
+                 x->shape[3],
+                 {x->shape[1], x->shape[2]},
+                 {y->shape[1], y->shape[2]},
+                 windows,
+                 (uint8_t)pad,
+                 Numel(x)};
   const HW size = windows.size, dilation = windows.dilation;
   if (size.h < 1 || size.w < 1 || dilation.h < 1 || dilation.w < 1 || x->shape[0] != y->shape[0])
     Fail("%s: windows do not take %s to %s", op, ShapeText(x).c_str(), ShapeText(y).c_str());

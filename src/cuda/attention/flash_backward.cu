@@ -135,7 +135,7 @@ template <class E, class T, bool kCausal>
 __device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const CUtensorMap* map_dv,
                                                const Params& params, unsigned char* shared,
                                                uint32_t barriers) {
-  const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const uint32_t memory = SharedAddress(shared);
   const uint32_t k = memory + consumer * 64 * 128, v = k + T::kOfV;
   const uint32_t staging = memory + T::kStaging + consumer * T::kTileK;
@@ -160,6 +160,12 @@ __device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const 
       Sums<T::kRows> weights, gradients;
       Operand<T::kRows> operand;
       WaitForStage(barriers, T::kQ, at);
+      if (kCausal && row + T::kRows <= tile.row + consumer * 64) {  // these rows see no key of it
+        WaitForStage(barriers, T::kDy, at);
+        ReleaseStage(barriers, T::kQ, at.stage);
+        ReleaseStage(barriers, T::kDy, at.stage);
+        continue;
+      }
       BeginProducts();
       BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
       WaitForStage(barriers, T::kDy, at);
@@ -171,10 +177,15 @@ __device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const 
         const int of_tile = j * 8 + l % 4 * 2;
         const float2 shift = *(const float2*)(lse + of_tile);
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const float score = weights[j][e] * scale - (e % 2 ? shift.y : shift.x);
-          const bool hidden = kCausal && key + e / 2 * 8 > row + of_tile + e % 2;
-          weights[j][e] = hidden ? 0.f : ExpTwo(score);
+        for (int e = 0; e < 4; e++)
+          weights[j][e] = ExpTwo(weights[j][e] * scale - (e % 2 ? shift.y : shift.x));
+      }
+      if (kCausal && row < tile.row + consumer * 64 + 63) {
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; j++) {
+#pragma unroll
+          for (int e = 0; e < 4; e++)
+            if (key + e / 2 * 8 > row + j * 8 + l % 4 * 2 + e % 2) weights[j][e] = 0.f;
         }
       }
       Round<E>(weights, operand);
@@ -284,7 +295,7 @@ __device__ __forceinline__ void ProduceForRows(const CUtensorMap* map_q, const C
 template <class E, class T, bool kCausal>
 __device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const Params& params,
                                                uint32_t memory, uint32_t barriers) {
-  const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const uint32_t q = memory + consumer * 64 * 128, dy = q + T::kOfDy;
   const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
   const float scale = params.scale * kLog2E;
@@ -305,6 +316,13 @@ __device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const 
       Sums<T::kKeys> weights, gradients;
       Operand<T::kKeys> operand;
       WaitForStage(barriers, T::kK, at);
+      const int last = tile.row + consumer * 64 + 63, column = block * T::kKeys;
+      if (kCausal && column > last) {  // none of these rows sees a key of it
+        WaitForStage(barriers, T::kV, at);
+        ReleaseStage(barriers, T::kV, at.stage);
+        ReleaseStage(barriers, T::kK, at.stage);
+        continue;
+      }
       BeginProducts();
       BeginProduct<E, T::kSize, T::kRows>(weights, q, k);
       WaitForStage(barriers, T::kV, at);
@@ -314,12 +332,10 @@ __device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const 
 #pragma unroll
       for (int j = 0; j < T::kKeys / 8; j++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const int column = block * T::kKeys + j * 8 + l % 4 * 2 + e % 2;
-          const bool hidden = column >= params.columns || (kCausal && column > row + e / 2 * 8);
-          weights[j][e] = hidden ? 0.f : ExpTwo(weights[j][e] * scale - lse[e / 2]);
-        }
+        for (int e = 0; e < 4; e++) weights[j][e] = ExpTwo(weights[j][e] * scale - lse[e / 2]);
       }
+      if (column + T::kKeys > params.columns || (kCausal && column + T::kKeys > last - 63))
+        Hide<kCausal>(weights, row, column + l % 4 * 2, params.columns, 0.f);
       WaitForProducts<0>();
       ReleaseStage(barriers, T::kV, at.stage);
 #pragma unroll

@@ -5,9 +5,9 @@
 // their maxima and sums in registers (online softmax, Milakov and Gimelshein 2018). A consumer's
 // product q kᵀ of the next keys and its product with v of these are under way while it takes
 // exponentials, and the two consumers take turns on the tensor cores. The weights never leave the
-// registers. Blocks are persistent and take long rows first; heads go in bands whose k and v stay
-// in L2. y overlaps nothing. Exponentials and the tensor cores limit it about equally at size 64,
-// the tensor cores at 128.
+// registers. Blocks are persistent, and under a causal mask take pairs of a long and a short tile;
+// heads go in bands whose k and v stay in L2. y overlaps nothing. Exponentials and the tensor cores
+// limit it about equally at size 64, the tensor cores at 128.
 #include "cuda/attention/flash_tile.cuh"
 
 namespace dlsys {
@@ -66,20 +66,6 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_q, const CUtensor
 }
 
 // ---- consumers ----
-
-// Hides the keys behind the last one and, under a causal mask, those behind a row.
-template <bool kCausal, int kColumns>
-__device__ __forceinline__ void Hide(float (&scores)[kColumns][4], int row, int column,
-                                     int columns) {
-#pragma unroll
-  for (int j = 0; j < kColumns; j++) {
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const int at = column + j * 8 + e % 2;
-      if (at >= columns || (kCausal && at > row + e / 2 * 8)) scores[j][e] = -INFINITY;
-    }
-  }
-}
 
 // Of this thread's two rows, over all keys so far: the largest score, and this thread's part of the
 // sum of exponentials.
@@ -140,7 +126,7 @@ __device__ __forceinline__ void Finish(float (&y)[kColumns][4], const RowState& 
 template <class E, class T, bool kCausal>
 __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const Params& params,
                                         uint32_t memory, uint32_t barriers) {
-  const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const uint32_t q = memory + consumer * 64 * 128;
   const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
   // Consumers take turns: each waits at its own barrier, and then lets the other one in.
@@ -170,8 +156,14 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const Params& 
     WaitForProducts<0>();
     release(T::kK, at_k);
     // Tiles of keys are as long as those of rows: only in the last one keys are hidden.
-    Hide<kCausal>(scores, row, (tile.end - 1) * T::kKeys + l % 4 * 2, params.columns);
-    TakeExponentials(scores, rows, params.scale, shrink);
+    Hide<kCausal>(scores, row, (tile.end - 1) * T::kKeys + l % 4 * 2, params.columns, -INFINITY);
+    constexpr int kHalf = T::kKeys / 16;
+    if (kCausal && consumer == 0 && (tile.end - 1) * T::kKeys == tile.row) {
+      TakeExponentials((float (&)[kHalf][4])scores, rows, params.scale, shrink);
+      SetZero((float (&)[kHalf][4])scores[kHalf]);  // its rows see half of these keys
+    } else {
+      TakeExponentials(scores, rows, params.scale, shrink);
+    }
     Round<E>(scores, weights);
     if (tile.end > 1 && consumer == 1) ArriveThreads(kTurn, 256);
     for (int block = tile.end - 2; block >= 0; block--) {

@@ -66,13 +66,19 @@ template <bool kCausal>
 class Turns {
  public:
   __device__ __forceinline__ bool Next(const Grid& grid, Position& at) {
-    const int block = (int)blockIdx.x, blocks = grid.blocks;
-    if constexpr (!kCausal) {
-      const int index = turn_++ * blocks + block;
+    if constexpr (kCausal) {
+      return NextOfPairs(grid, at);
+    } else {
+      const int index = turn_++ * grid.blocks + (int)blockIdx.x;
       if (index >= grid.tiles * grid.samples) return false;
       at = PositionOf(grid, grid.tiles, index);
       return true;
     }
+  }
+
+ private:
+  __device__ __forceinline__ bool NextOfPairs(const Grid& grid, Position& at) {
+    const int block = (int)blockIdx.x, blocks = grid.blocks;
     while (true) {
       const int turn = turn_++, last = turn - 2 * grid.rounds;
       int pair = turn / 2 * blocks + block;
@@ -92,7 +98,6 @@ class Turns {
     }
   }
 
- private:
   int turn_ = 0;
 };
 
@@ -141,6 +146,11 @@ __device__ __forceinline__ void InitBarriers(uint32_t barriers, int pairs, int c
   PublishBarriers();
 }
 
+// The number of this thread's warpgroup, known to be the same for all of a warp.
+__device__ __forceinline__ int Warpgroup() {
+  return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
+}
+
 // A consumer waits for a stage, and gives it back: a thread of each warp does for all.
 template <int kStages>
 __device__ __forceinline__ void WaitForStage(uint32_t barriers, int pair,
@@ -170,12 +180,12 @@ using Operand = uint32_t[kColumns / 16][4];
 // Begins d = a bᵀ over rows of kSize elements. `a` is where 64 rows begin of a tile of kRowsA.
 template <class E, int kSize, int kRowsA, int kColumns>
 __device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4], uint32_t a, uint32_t b) {
+  const uint64_t of_a = Descriptor(a, 16, 1024), of_b = Descriptor(b, 16, 1024);
 #pragma unroll
   for (int step = 0; step < kSize / 16; step++) {
     const int box = step / 4, in_box = step % 4 * 32;
-    MultiplyAdd<E, false, false>(d, Descriptor(a + box * kRowsA * 128 + in_box, 16, 1024),
-                                 Descriptor(b + box * kColumns * 8 * 128 + in_box, 16, 1024),
-                                 step > 0);
+    MultiplyAdd<E, false, false>(d, Advanced(of_a, box * kRowsA * 128 + in_box),
+                                 Advanced(of_b, box * kColumns * 8 * 128 + in_box), step > 0);
   }
   CloseProducts();
 }
@@ -184,9 +194,10 @@ __device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4], uint32_t a
 template <class E, int kSteps, int kColumns>
 __device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4],
                                              const uint32_t (&a)[kSteps][4], uint32_t b) {
+  const uint64_t of_b = Descriptor(b, kSteps * 16 * 128, 1024);
 #pragma unroll
   for (int step = 0; step < kSteps; step++)
-    MultiplyAdd<E, true>(d, a[step], Descriptor(b + step * 2048, kSteps * 16 * 128, 1024), true);
+    MultiplyAdd<E, true>(d, a[step], Advanced(of_b, step * 2048), true);
   CloseProducts();
 }
 
@@ -194,6 +205,21 @@ template <int kColumns>
 __device__ __forceinline__ void SetZero(float (&d)[kColumns][4]) {
 #pragma unroll
   for (int j = 0; j < kColumns; j++) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.f;
+}
+
+// Writes `hidden` at the keys behind the last one and, under a causal mask, at those behind a row.
+// `row` and `column` are of the thread's first score.
+template <bool kCausal, int kColumns>
+__device__ __forceinline__ void Hide(float (&scores)[kColumns][4], int row, int column, int columns,
+                                     float hidden) {
+#pragma unroll
+  for (int j = 0; j < kColumns; j++) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int at = column + j * 8 + e % 2;
+      if (at >= columns || (kCausal && at > row + e / 2 * 8)) scores[j][e] = hidden;
+    }
+  }
 }
 
 // Accumulators of a product are laid out as two operands of the next one, side by side.

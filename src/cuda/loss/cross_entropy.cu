@@ -47,7 +47,8 @@ void RunRows(const char* op, int device, const T* x, int64_t rows, int64_t class
   };
   if constexpr (std::is_same_v<Op, SparseLabels>)
     if (HasLongRows(classes, x, dx))
-      return RunLongRows(op, device, x, rows, classes, body, dx, reduction, scale, loss, stream);
+      return RunFusedLongRows(op, device, x, rows, classes, body, dx, reduction, scale, loss,
+                              stream);
   if (classes <= 16) return run(FusedCrossEntropyKernel<16, T, Op>, 16);
   if (classes <= 512) return run(FusedCrossEntropyKernel<32, T, Op>, 32);
   run(FusedCrossEntropyKernel<kThreads, T, Op>, kThreads);

@@ -1,5 +1,5 @@
-// Fused sparse cross-entropy of rows of thousands of classes, such as a vocabulary: each row is
-// read from memory once and its gradient is written once.
+// Sparse cross-entropy of rows of thousands of classes, such as a vocabulary, its gradient, or
+// both: each row is read from memory once and its gradient is written once.
 //
 // A block takes a row as vectors of 16 bytes, each of which one thread has for all three passes:
 // the maximum, the sum of exp(x - max), the gradient. Vectors wait in shared memory, those that do
@@ -86,25 +86,42 @@ class LongRow {
   int begin_, end_, count_;  // in elements from vectors_[0]; of vectors
 };
 
-// loss[0] = `scale` times the sum of the losses of the rows, dx (rows, classes) = their gradients.
-// x and dx lie alike within 16 bytes. `resident` vectors of a row fit shared memory.
-template <class T>
-__global__ void __launch_bounds__(kLongRowThreads, kLongRowBlocks)
-    LongRowsKernel(int64_t rows, int64_t classes, const T* x, SparseLabels labels, T* dx,
-                   int resident, GridReduction reduction, float scale, Output loss) {
+// What is made of rows: a type with `kGradient`, whether gradients are written, `Dy(row)`, that of
+// the row's loss, and `Take(row, loss)`, which thread 0 calls.
+struct SummedLosses {
+  static constexpr bool kGradient = true;
+  float dy, sum;
+  __device__ __forceinline__ float Dy(int64_t) const { return dy; }
+  __device__ __forceinline__ void Take(int64_t, float loss) { sum += loss; }
+};
+struct RowLosses {
+  static constexpr bool kGradient = false;
+  Output losses;
+  __device__ __forceinline__ float Dy(int64_t) const { return 0.f; }
+  __device__ __forceinline__ void Take(int64_t row, float loss) const { losses.Store(row, loss); }
+};
+struct RowGradients {
+  static constexpr bool kGradient = true;
+  RowFloats dy;
+  __device__ __forceinline__ float Dy(int64_t row) const { return dy.At(row); }
+  __device__ __forceinline__ void Take(int64_t, float) const {}
+};
+
+// Goes along every gridDim.x-th row of x (rows, classes); dx lies as x does within 16 bytes.
+// `resident` vectors of a row fit shared memory.
+template <class T, class Use>
+__device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const T* x,
+                                            const Labels& labels, T* dx, int resident, Use& use) {
   constexpr int kThreads = kLongRowThreads, kCount = Vector<T>::kCount;
   Vector<T>* const slots = DynamicShared<Vector<T>>();
   const auto row_of = [&](int64_t r) { return LongRow<T>((T*)x, r, rows, classes); };
-  GridDependencySynchronize();
-  const unsigned arrival = Arrive(reduction);
-  float losses = 0.f;
   LongRow<T> row = row_of(blockIdx.x);
   for (int j = threadIdx.x; j < min(row.count(), resident); j += kThreads)
     row.BeginRead(j, slots + j);
   CloseCopies();
   for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
-    const LongRow<T> next = row_of(r + gridDim.x), to(dx, r, rows, classes);
-    const int64_t label = labels.of.At(r);
+    const LongRow<T> next = row_of(r + gridDim.x);
+    const int64_t label = labels.At(r);
     const bool valid = label >= 0 && label < classes;
     // Read before the barriers, behind which the gradient may overwrite it.
     const float logit = valid && threadIdx.x == 0 ? (float)x[r * classes + label] : NAN;
@@ -127,13 +144,14 @@ __global__ void __launch_bounds__(kLongRowThreads, kLongRowBlocks)
     }
     const float sum = GroupReduce<SumMonoid, kThreads>(sums[0] + sums[1]);
     if (threadIdx.x == 0) {
-      losses += logf(sum) - (logit - largest);
-      if (!valid) labels.of.faults.OutOfRange(label, r, classes);
+      use.Take(r, logf(sum) - (logit - largest));
+      if (!valid) labels.faults.OutOfRange(label, r, classes);
     }
-    const float share = 1.f / sum, dy = valid ? labels.dy : NAN, factor = share * dy;
+    const float share = 1.f / sum, dy = valid ? use.Dy(r) : NAN, factor = share * dy;
     const int label_vector = valid ? row.VectorOf(label) : -1, label_at = row.ElementOf(label);
+    const LongRow<T> to(dx, r, rows, classes);
     for (int j = threadIdx.x; j < max(row.count(), next.count()); j += kThreads) {
-      if (j < row.count()) {
+      if (Use::kGradient && j < row.count()) {
         const Vector<T> v = load(j);
         Vector<T> d;
 #pragma unroll
@@ -150,8 +168,26 @@ __global__ void __launch_bounds__(kLongRowThreads, kLongRowBlocks)
     CloseCopies();
     row = next;
   }
+}
+
+// loss[0] = `scale` times the sum of the losses of the rows, dx (rows, classes) = their gradients.
+template <class T>
+__global__ void __launch_bounds__(kLongRowThreads, kLongRowBlocks)
+    FusedLongRowsKernel(int64_t rows, int64_t classes, const T* x, SparseLabels labels, T* dx,
+                        int resident, GridReduction reduction, float scale, Output loss) {
+  GridDependencySynchronize();
+  const unsigned arrival = Arrive(reduction);
+  SummedLosses losses{labels.dy, 0.f};
+  GoAlongRows(rows, classes, x, labels.of, dx, resident, losses);
   TriggerProgrammaticLaunch();
-  FinishGridSum<kThreads>(losses, arrival, reduction, scale, loss);
+  FinishGridSum<kLongRowThreads>(losses.sum, arrival, reduction, scale, loss);
+}
+
+template <class T, class Use>
+__global__ void __launch_bounds__(kLongRowThreads, kLongRowBlocks)
+    LongRowsKernel(int64_t rows, int64_t classes, const T* x, Labels labels, T* dx, int resident,
+                   Use use) {
+  GoAlongRows(rows, classes, x, labels, dx, resident, use);
 }
 
 template <class T>
@@ -160,20 +196,41 @@ bool HasLongRows(int64_t classes, const T* x, const T* dx) {
          (uintptr_t)x % 16 == (uintptr_t)dx % 16;
 }
 
+// The blocks of a launch, and the vectors of a row that lie in the shared memory of each.
+struct LongRowsGrid {
+  unsigned blocks;
+  int resident;
+  size_t SharedNbytes() const { return (size_t)resident * 16; }
+
+  LongRowsGrid(int device, int64_t rows, int64_t classes, int vector) {
+    constexpr int64_t kStatic = 2048;  // that the system and the kernel's own arrays take
+    const int64_t fits = ((int64_t)SharedLimit(device) / kLongRowBlocks - kStatic) / 16;
+    const int64_t most = CeilDiv(classes, vector) + 1;
+    resident = (int)(most < fits ? most : fits);
+    int64_t count = (int64_t)Multiprocessors(device) * kLongRowBlocks;
+    if (kMaxPartials < count) count = kMaxPartials;
+    if (rows < count) count = rows ? rows : 1;
+    blocks = (unsigned)count;
+  }
+};
+
 template <class T>
-void RunLongRows(const char* op, int device, const T* x, int64_t rows, int64_t classes,
-                 const SparseLabels& labels, T* dx, const GridReduction& reduction, float scale,
-                 Output loss, DLStream stream) {
-  constexpr int64_t kStatic = 2048;  // that the system and the kernel's own arrays take
-  const int64_t fits = ((int64_t)SharedLimit(device) / kLongRowBlocks - kStatic) / 16;
-  const int64_t most = CeilDiv(classes, Vector<T>::kCount) + 1;
-  const int64_t resident = most < fits ? most : fits;
-  const int64_t at_once = (int64_t)Multiprocessors(device) * kLongRowBlocks;
-  int64_t blocks = at_once < kMaxPartials ? at_once : kMaxPartials;
-  if (rows < blocks) blocks = rows ? rows : 1;
-  LaunchClusters(op, LongRowsKernel<T>, (unsigned)blocks, 1, kLongRowThreads,
-                 (size_t)(resident * 16), ComputeMajor(device) >= 9, stream, rows, classes, x,
-                 labels, dx, (int)resident, reduction, scale, loss);
+void RunFusedLongRows(const char* op, int device, const T* x, int64_t rows, int64_t classes,
+                      const SparseLabels& labels, T* dx, const GridReduction& reduction,
+                      float scale, Output loss, DLStream stream) {
+  const LongRowsGrid grid(device, rows, classes, Vector<T>::kCount);
+  LaunchClusters(op, FusedLongRowsKernel<T>, grid.blocks, 1, kLongRowThreads, grid.SharedNbytes(),
+                 ComputeMajor(device) >= 9, stream, rows, classes, x, labels, dx, grid.resident,
+                 reduction, scale, loss);
+}
+
+template <class T, class Use>
+void RunLongRows(const char* op, int device, const T* x, const Rows& rows, const Labels& labels,
+                 T* dx, const Use& use, DLStream stream) {
+  const LongRowsGrid grid(device, rows.count, rows.classes, Vector<T>::kCount);
+  AllowShared(op, (const void*)LongRowsKernel<T, Use>, grid.SharedNbytes());
+  Launch(op, LongRowsKernel<T, Use>, grid.blocks, kLongRowThreads, grid.SharedNbytes(), stream,
+         rows.count, rows.classes, x, labels, dx, grid.resident, use);
 }
 
 }  // namespace cuda

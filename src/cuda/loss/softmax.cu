@@ -3,11 +3,11 @@
 //
 // A thread group takes a row: 16 lanes for up to 16 classes, a warp for up to 512, a block beyond.
 // The softmax is two-pass: the maximum, then sum(exp(x - max)), which cannot overflow; later reads
-// hit the cache. A row is written only after its group has read it, so an output may be the buffer
-// of an input of its shape. A label out of range gives NaN for its row and is reported (fault.cuh).
-// Memory bandwidth limits it.
-#include "cuda/loss/softmax.cuh"
-#include "cuda/reduce/reduce.cuh"
+// hit the cache. Cross-entropy of class indices over thousands of classes is that of long_rows.cuh;
+// of logits of 16 bits its losses, and their gradients, may be float32. A row is written only after
+// its group has read it, so an output may be the buffer of an input of its shape. A label out of
+// range gives NaN for its row and is reported (fault.cuh). Memory bandwidth limits it.
+#include "cuda/loss/long_rows.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -104,7 +104,7 @@ template <class T>
 struct SparseCrossEntropyOp {
   const T* x;  // logits (rows, classes)
   Labels labels;
-  T* loss;  // (rows)
+  Output loss;  // (rows)
   template <int kGroup>
   __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool writes) const {
     const T* in = x + row * classes;
@@ -112,7 +112,7 @@ struct SparseCrossEntropyOp {
     if (!writes) return;
     const int64_t label = labels.At(row);
     const bool valid = label >= 0 && label < classes;
-    loss[row] = T(valid ? logf(stats.sum) - (in[label] - stats.max) : NAN);
+    loss.Store(row, valid ? logf(stats.sum) - (in[label] - stats.max) : NAN);
     if (!valid) labels.faults.OutOfRange(label, row, classes);
   }
 };
@@ -121,8 +121,8 @@ template <class T>
 struct SparseCrossEntropyGradientOp {
   const T* x;  // logits (rows, classes)
   Labels labels;
-  const T* dy;  // (rows)
-  T* dx;        // (rows, classes)
+  RowFloats dy;
+  T* dx;  // (rows, classes)
   template <int kGroup>
   __device__ void Row(int64_t row, int64_t classes, int64_t count, int rank, bool) const {
     const T* in = x + row * classes;
@@ -131,7 +131,7 @@ struct SparseCrossEntropyGradientOp {
     if (count == 0) return;
     const int64_t label = labels.At(row);
     const bool valid = label >= 0 && label < classes;
-    const float scale = valid ? (float)dy[row] : NAN;
+    const float scale = valid ? dy.At(row) : NAN;
     if (!valid && rank == 0) labels.faults.OutOfRange(label, row, classes);
     for (int64_t c = rank; c < count; c += kGroup)
       out[c] = T((expf(in[c] - stats.max) / stats.sum - (c == label ? 1.f : 0.f)) * scale);
@@ -216,10 +216,14 @@ void SparseCrossEntropy(const DLArray* x, const DLArray* labels, DLArray* loss, 
   Enter(op, loss, x, labels);
   const Rows rows(op, x);
   CheckOneARow(op, "loss", loss, x, rows);
-  RunRows(
-      op, rows,
-      SparseCrossEntropyOp<T>{In<T>(op, x), CheckedLabels(op, labels, x, rows), Out<T>(op, loss)},
-      stream);
+  const T* logits = In<T>(op, x);
+  const Labels checked = CheckedLabels(op, labels, x, rows);
+  const Output losses =
+      loss->dtype == DL_FLOAT32 ? Output(Out(op, loss)) : Output(Out<T>(op, loss));
+  if (HasLongRows(rows.classes, logits, logits))
+    return RunLongRows(op, x->ctx.device_id, logits, rows, checked, (T*)nullptr, RowLosses{losses},
+                       stream);
+  RunRows(op, rows, SparseCrossEntropyOp<T>{logits, checked, losses}, stream);
 }
 
 template <class T>
@@ -245,9 +249,14 @@ void SparseCrossEntropyGradient(const DLArray* x, const DLArray* labels, const D
   const Rows rows(op, x);
   CheckOneARow(op, "dy", dy, x, rows);
   const Labels checked = CheckedLabels(op, labels, x, rows);
-  RunRows(op, rows,
-          SparseCrossEntropyGradientOp<T>{In<T>(op, x), checked, In<T>(op, dy), Out<T>(op, dx)},
-          stream);
+  const bool wide = dy->dtype == DL_FLOAT32;
+  const RowFloats values{wide ? (const void*)In(op, dy) : In<T>(op, dy), dy->dtype};
+  const T* logits = In<T>(op, x);
+  T* to = Out<T>(op, dx);
+  if (HasLongRows(rows.classes, logits, to))
+    return RunLongRows(op, x->ctx.device_id, logits, rows, checked, to, RowGradients{values},
+                       stream);
+  RunRows(op, rows, SparseCrossEntropyGradientOp<T>{logits, checked, values, to}, stream);
 }
 
 template <class T>

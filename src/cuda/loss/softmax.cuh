@@ -38,6 +38,17 @@ struct Labels {
   }
 };
 
+// One float a row, of a storage type.
+struct RowFloats {
+  const void* data;
+  int dtype;
+  __device__ __forceinline__ float At(int64_t row) const {
+    if (dtype == DL_FLOAT32) return ((const float*)data)[row];
+    if (dtype == DL_BFLOAT16) return ((const bfloat16*)data)[row];
+    return ((const float16*)data)[row];
+  }
+};
+
 struct Rows {
   int64_t count, classes;
   Rows(const char* op, const DLArray* x) {

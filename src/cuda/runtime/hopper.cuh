@@ -198,6 +198,11 @@ __device__ __forceinline__ uint64_t Descriptor(uint32_t address, uint32_t leadin
          (uint64_t)(stride >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+// The same `nbytes` further on. By halves, since a sum of 64 bits would carry into the upper one.
+__device__ __forceinline__ uint64_t Advanced(uint64_t descriptor, uint32_t nbytes) {
+  return (descriptor >> 32 << 32) | ((uint32_t)descriptor + (nbytes >> 4));
+}
+
 // Before the first product that reads accumulators or shared memory written by ordinary code.
 __device__ __forceinline__ void BeginProducts() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

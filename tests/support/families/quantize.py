@@ -60,8 +60,9 @@ def multiplied(x: Array, w: Array, bias: Array, multiplier: Array, **attrs: Any)
 def convolved(x: Array, w: Array, bias: Array, multiplier: Array, **attrs: Any) -> Array:
     """Window by window."""
     (height, width), c = attrs["size"], x.shape[3]
-    stride, dilation, around = (attrs.get(k, v) for k, v in (("stride", 1), ("dilation", 1), ("padding", 0)))  # fmt: skip
-    wide = np.pad(x, ((0, 0), (around,) * 2, (around,) * 2, (0, 0)), constant_values=attrs.get("pad", 0))  # fmt: skip
+    stride, dilation = attrs.get("stride", 1), attrs.get("dilation", 1)
+    around, pad = (attrs.get("padding", 0),) * 2, attrs.get("pad", 0)
+    wide = np.pad(x, ((0, 0), around, around, (0, 0)), constant_values=pad)
     h, v = ((n - 1) * dilation + 1 for n in (height, width))
     rows = range(0, wide.shape[1] - h + 1, stride)
     columns = range(0, wide.shape[2] - v + 1, stride)
@@ -88,7 +89,9 @@ def pooled(x: Array, size: Any, stride: int, padding: int = 0, dilation: int = 1
     ], 1)  # fmt: skip
 
 
-def added(a: Array, b: Array, scale_a: float, scale_b: float, offset: float, **bounds: int) -> Array:
+def added(
+    a: Array, b: Array, scale_a: float, scale_b: float, offset: float, **bounds: int
+) -> Array:
     total = np.round(a * scale_a + b * scale_b + offset)
     return np.clip(total, bounds.get("low", 0), bounds.get("high", 255)).astype(np.uint8)
 
@@ -99,7 +102,12 @@ def product(shape: Any, n: int, k: int, **attrs: Any) -> Case:
     def weights(rng: np.random.Generator, shape: Any) -> Array:
         return quantize.packed(rng.integers(-128, 128, (n, k)).astype(np.int8))
 
-    domain = (pixels, weights, classes(20_000, np.int32), lambda rng, shape: np.full(shape, 2.0**-11))
+    domain = (
+        pixels,
+        weights,
+        classes(20_000, np.int32),
+        lambda rng, shape: np.full(shape, 2.0**-11),
+    )
     packed = (-(-n // 16), -(-k // 4), 64)
     return case(shape, packed, (n,), (n,), domain=domain, **attrs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,6 @@ from tqdm import tqdm
 from ...data.decode import MAX_PIXELS
 from ...errors import DataError
 from ...inference import infer
-from ...nn import Module
 from ...runtime.device import Context
 from .. import streams
 from ..usage import UsageError
@@ -21,6 +20,7 @@ from .photos import listed
 from .planes import Array, Photo, enlarged, format_of, read_photo, write_photo
 
 _TILE = 256
+_STEP = 32  # of the extents of smaller tiles, for each of which there is a program
 
 
 class Enlarger:
@@ -35,12 +35,12 @@ class Enlarger:
     def __init__(
         self,
         settings: training.Settings,
-        model: Module,
+        model: training.Network,
         ctx: Context | None = None,
         tile: int = _TILE,
     ) -> None:
         self.settings, self.scale, self._tile = settings, settings.scale, tile
-        self._margin = settings.build_model().margin
+        self._margin = model.margin
         self._program = infer(model, ctx=ctx)
 
     def photo(self, small: Photo, name: str = "") -> Photo:
@@ -58,27 +58,26 @@ class Enlarger:
         """A plane (h, w) in [0, 1] as (h · scale, w · scale) float32, clipped to [0, 1]."""
         given = self.settings.given(small)
         margin, f = self._margin, self.settings.factor
-        padded = np.pad(given, margin, mode="edge")
-        made = np.empty([extent * f for extent in given.shape], np.float32)
-        sizes = [min(extent, self._tile) for extent in given.shape]
-        tiles = list(_tiles(given.shape, self._tile))
+        height, width = (min(self._tile, -(-n // _STEP) * _STEP) for n in given.shape)
+        rows, columns = max(height, given.shape[0]), max(width, given.shape[1])
+        behind = rows - given.shape[0], columns - given.shape[1]
+        padded = np.pad(given, [(margin, margin + n) for n in behind], mode="edge")
+        made = np.empty((rows * f, columns * f), np.float32)
+        tiles = [(i, j) for i in _starts(rows, height) for j in _starts(columns, width)]
         hidden = None if name else True  # None: unless it is a terminal
         for row, column in tqdm(tiles, name, unit=" tiles", leave=False, disable=hidden):
-            height, width = sizes
             part = padded[row : row + height + 2 * margin, column : column + width + 2 * margin]
             result = self._program(part[None, None])[0, 0]
             made[row * f : (row + height) * f, column * f : (column + width) * f] = result[
                 margin * f : -margin * f, margin * f : -margin * f
             ]
+        made = made[: given.shape[0] * f, : given.shape[1] * f]
         return np.clip(made, 0, 1)
 
 
-def _tiles(shape: tuple[int, ...], tile: int) -> Iterator[tuple[int, int]]:
-    """The first rows and columns of tiles of one size that cover a plane: the last of a row or a
-    column ends where the plane does.
-    """
-    starts = [[*range(0, max(n - tile, 0), tile), max(n - tile, 0)] for n in shape]
-    return ((row, column) for row in starts[0] for column in starts[1])
+def _starts(extent: int, tile: int) -> list[int]:
+    """Where tiles begin that cover an extent: the last one ends where it does."""
+    return [*range(0, extent - tile, tile), extent - tile]
 
 
 # ---- commands ----
@@ -91,15 +90,24 @@ def run(options: argparse.Namespace, ctx: Context | None) -> int:
     settings, model = training.load(options.folder)
     enlarger = Enlarger(settings, model, ctx, options.tile or _TILE)
     failed = 0
-    for path in options.paths:
+    for file in _files(options.paths):
         try:
-            for file in listed([path]):
-                target = _target(file, settings.scale, options.out)
-                _enlarge(enlarger, file, target)
+            if isinstance(file, DataError):
+                raise file
+            _enlarge(enlarger, file, _target(file, settings.scale, options.out))
         except DataError as error:
             streams.say(str(error))
             failed = 1
     return failed
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path | DataError]:
+    """The photos of files and folders, or the error of a path that has none."""
+    for path in paths:
+        try:
+            yield from listed([path])
+        except DataError as error:
+            yield error
 
 
 def _enlarge(enlarger: Enlarger, file: Path, target: Path) -> None:

@@ -15,6 +15,7 @@ from ...data.decode import require_pillow
 from ...errors import DataError
 from ...files import replacing
 from ...runtime.device import Context
+from ...train.history import plain
 from ..usage import UsageError
 from . import training
 from .enlarging import Enlarger
@@ -53,11 +54,12 @@ def evaluate(options: argparse.Namespace, ctx: Context | None) -> None:
         require_pillow()
     enlargers = [Enlarger(settings, model, ctx) for settings, model in runs]
     rows = measured(enlargers, paths)
-    print(f"{len(paths)} photos that no network was trained on; PSNR in dB and SSIM of luminance\n")
+    which = "" if options.photos else " that were held out"
+    print(f"{len(paths)} photos{which}; PSNR in dB and SSIM of luminance\n")
     print(table(rows))
     if options.json is not None:
         with replacing(options.json) as file:
-            file.write(json.dumps([row._asdict() for row in rows], indent=1).encode())
+            file.write(json.dumps([plain(row._asdict()) for row in rows], indent=1).encode())
     if options.pictures is not None:
         write_sheet(options.pictures, enlargers, paths)
 
@@ -146,10 +148,10 @@ def _crops(enlargers: Sequence[Enlarger], path: Path) -> dict[str, Array]:
         colors = np.stack([enlarged(resized(plane, small.shape), scale) for plane in cut])
     row, column = _worst(np.abs(made[BICUBIC] - large))
     part = np.s_[..., row : row + _SIDE, column : column + _SIDE]
-    whole = {way: Photo(plane, colors, None) for way, plane in made.items()}
-    whole["original"] = Photo(large, None if photo.colors is None else cut, None)
+    shown = {way: Photo(plane, colors, None) for way, plane in made.items()}
+    shown["original"] = Photo(large, None if photo.colors is None else cut, None)
     return {way: _in_rgb(Photo(p[0][part], None if p[1] is None else p[1][part], None))
-            for way, p in whole.items()}  # fmt: skip
+            for way, p in shown.items()}  # fmt: skip
 
 
 def _worst(error: Array) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from .quality import psnr_of
 
 NETWORKS = ("espcn", "srcnn")
 SCALES = (2, 3, 4)
+Network = nn.ESPCN | nn.SRCNN
 _VALIDATED = 8  # batches of the photos held out, the same each time
 _END = 1 / 50  # of the highest rate, where its cosine ends
 
@@ -56,7 +57,7 @@ class Settings:
         """
         return self.scale if self.network == "espcn" else 1
 
-    def build_model(self) -> nn.ESPCN | nn.SRCNN:
+    def build_model(self) -> Network:
         """The network with its first weights."""
         if self.network == "espcn":
             return nn.ESPCN(self.scale, seed=self.seed)
@@ -89,18 +90,19 @@ def run(options: argparse.Namespace, ctx: Context | None) -> None:
         settings = _chosen(given)
     trained_on, held = settings.split()
     print(f"{len(trained_on)} photos to train on, {len(held)} held out: {_names(held)}", flush=True)
-    loaders = [_loader(settings, trained_on, settings.every), _loader(settings, held, _VALIDATED)]
+    model = settings.build_model()
+    data = _loader(settings, trained_on, model.margin, settings.every)
+    validation = _loader(settings, held, model.margin, _VALIDATED)
     if not options.resume:
         run_file.write(folder, settings)
-    model = settings.build_model()
     total = settings.epochs * settings.every
     train.fit(
         model,
-        loaders[0],
+        data,
         optim.Adam(optim.Cosine(settings.lr, total, settings.lr * _END)),
         loss_of(model.margin * settings.factor),
         settings.epochs,
-        validation=loaders[1],
+        validation=validation,
         ctx=ctx,
         metrics=(),
         callbacks=[train.Checkpoint(folder), train.JsonLog(folder / "log.jsonl"), Lines(total)],
@@ -110,12 +112,14 @@ def run(options: argparse.Namespace, ctx: Context | None) -> None:
     )
 
 
-def load(folder: Path) -> tuple[Settings, nn.Module]:
+def load(folder: Path) -> tuple[Settings, Network]:
     """The settings and the network of a run, as its last step left it: which step that is, no photo
     that is held out decides. DataError where the folder has no such run.
     """
     settings = _read(folder, "use")
-    return settings, train.load_model(folder, settings.build_model())
+    model = settings.build_model()
+    train.load_model(folder, model)
+    return settings, model
 
 
 def loss_of(margin: int) -> Any:
@@ -167,10 +171,9 @@ def _names(paths: Sequence[Path]) -> str:
     return ", ".join(path.stem for path in paths)
 
 
-def _loader(settings: Settings, paths: Sequence[Path], steps: int) -> PatchLoader:
+def _loader(settings: Settings, paths: Sequence[Path], margin: int, steps: int) -> PatchLoader:
     pairs = [pair_of(settings, path) for path in paths]
     side = settings.patch // settings.factor
-    margin = settings.build_model().margin
     return PatchLoader(pairs, side, margin, settings.batch_size, steps, settings.seed)
 
 

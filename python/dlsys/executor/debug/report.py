@@ -33,6 +33,7 @@ class PlanReport(NamedTuple):
     """One plan: the shapes of its feeds, its runs so far, and its pieces. One launch makes up to
     `unrolled` runs where many are queued. `algorithms` are those that the autotuner
     selected, such as "conv2d by cudnn fft". `narrow` is None where nothing is of 16 bits.
+    `exchanged` has the bytes that each call gives other ranks, buckets of gradients among them.
     """
 
     feeds: tuple[tuple[str, tuple[int, ...]], ...]
@@ -43,6 +44,7 @@ class PlanReport(NamedTuple):
     unrolled: int = 1
     algorithms: tuple[str, ...] = ()
     narrow: NarrowSteps | None = None
+    exchanged: tuple[int, ...] = ()
 
     @property
     def launches(self) -> int:
@@ -83,6 +85,9 @@ class Report(NamedTuple):
             lines += [f"    {_segment_text(segment)}" for segment in plan.segments]
             if plan.narrow is not None:
                 lines.append(f"    {plan.narrow}")
+            if plan.exchanged:
+                sizes = ", ".join(f"{nbytes:,}" for nbytes in plan.exchanged)
+                lines.append(f"    exchanged with other ranks a run, in bytes: {sizes}")
             if plan.algorithms:
                 lines.append(f"    autotuned: {_counted(plan.algorithms)}")
         if self.since is not None:
@@ -118,7 +123,12 @@ def plan_report(runner: Runner) -> PlanReport:
     counts = runner.runs, len(plan.steps), plan.arena_nbytes
     segments = tuple(runner.segments_report())
     narrow = _narrow_steps(plan)
-    return PlanReport(feeds, *counts, segments, runner.unrolled, algorithms, narrow)
+    exchanged = tuple(
+        sum(value.spec.nbytes for value in step.inputs)
+        for step in plan.steps
+        if step.node.op.communicates
+    )
+    return PlanReport(feeds, *counts, segments, runner.unrolled, algorithms, narrow, exchanged)
 
 
 def _narrow_steps(plan: Plan) -> NarrowSteps | None:

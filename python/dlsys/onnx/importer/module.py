@@ -33,12 +33,21 @@ class Value(NamedTuple):
     shape: tuple[int | str | None, ...] | None
 
 
-# Inputs that are statistics, which no gradient trains, and scales of integers, which are constants.
-_STATISTICS = {"BatchNormalization": (3, 4)}
-_SCALES = {
+Positions = dict[str, tuple[int, ...]]  # of inputs, by operator
+
+# Inputs that are statistics, which no gradient trains, and scales of integers: constants.
+_STATISTICS: Positions = {"BatchNormalization": (3, 4)}
+_SCALES: Positions = {
     "QuantizeLinear": (1,), "DequantizeLinear": (1,), "QLinearMatMul": (1, 4, 6),
     "QLinearConv": (1, 4, 6), "QLinearAdd": (1, 4, 6), "QGemm": (1, 4, 7),
 }  # fmt: skip
+
+
+class _Programs(dict[Any, Any]):
+    """The programs of a quantized model by the signatures of feeds; a copy of it has none."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Programs, ()
 
 
 class ImportedModel(Module):
@@ -64,12 +73,12 @@ class ImportedModel(Module):
             for name, array in initializers.items()
             if array.dtype.name in STORED and name not in scales
         }
-        self._programs: dict[Any, Any] = {}
+        self._programs = _Programs()
         self._constants = {n: a for n, a in initializers.items() if n not in self.weights}
         self.inputs = [_value(v) for v in self.graph.input if v.name not in initializers]
         self.outputs = [_value(v) for v in self.graph.output]
 
-    def _read_as(self, table: dict[str, tuple[int, ...]]) -> set[str]:
+    def _read_as(self, table: Positions) -> set[str]:
         """The names of values that are inputs at a table's positions of its operators."""
         return {
             node.input[k]
@@ -107,7 +116,8 @@ class ImportedModel(Module):
                 f"{', '.join(sorted(needed))}"
             )
         for _, state in self.named_state():
-            state.to(ctx)
+            if (state.home if state.storage is None else state.storage.ctx) != ctx:
+                state.to(ctx)
         device = "numpy" if ctx is None else ctx
         made = self._in_integers(feeds, ctx)
         if made is not None:

@@ -172,6 +172,10 @@ inline uint64_t Descriptor(uint32_t address, uint32_t leading, uint32_t stride) 
   return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 |
          (uint64_t)(stride >> 4) << 32 | (uint64_t)1 << 62;
 }
+inline uint64_t Advanced(uint64_t descriptor, uint32_t nbytes) {
+  return (descriptor >> 32 << 32) | ((uint32_t)descriptor + (nbytes >> 4));
+}
+
 // Its threads begin and end products together: none may free what others have yet to read.
 inline void BeginProducts() { emulator::MeetWarpgroup(); }
 inline void CloseProducts() { emulator::CloseGroup(emulator::Unit::kProducts); }

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
+from dlsys.dtypes import is_narrow
 from dlsys.fusion import cross_entropy, gemm_epilogue
 from dlsys.fusion.body import ACTIVATIONS, GRADIENTS, close
 from dlsys.ops import activation, elementwise
@@ -129,6 +130,22 @@ def loss_and_gradient(op: Any, x: Any, labels: Any, part: int, mean: bool) -> An
     dx = gradient_op(x, labels, ad.full_op(rows.spec.shape, 0.5 * scale, x.spec.dtype))
     body = close((x, labels), (total, dx))
     return op(x, labels, body, scale=scale, dy=0.5 * scale)[part]
+
+
+def widened(x: Any) -> Any:
+    return ad.cast_op(x, np.float32) if is_narrow(x.spec.dtype) else x
+
+
+def narrow_losses(x: Any, labels: Any) -> Any:
+    rows = loss.sparse_cross_entropy_rows_op(widened(x), labels)
+    return cross_entropy.narrow_losses_op(x, labels, body=close((x, labels), (rows,)))
+
+
+def narrow_gradient(x: Any, labels: Any, dy: Any) -> Any:
+    dx = loss.sparse_cross_entropy_gradient_op(widened(x), labels, dy)
+    dx = ad.cast_op(dx, x.spec.dtype) if is_narrow(x.spec.dtype) else dx
+    body = close((x, labels, dy), (dx,))
+    return cross_entropy.narrow_gradient_op(x, labels, dy, body=body)
 
 
 def linear_formula(a: Array, b: Array, bias: Array, activation: str, **flags: Any) -> Array:
@@ -249,6 +266,11 @@ def side_of(rows: int, columns: int) -> tuple:
 
 PARTS = tuple({"part": part, "mean": mean} for part in (0, 1) for mean in (True, False))
 SHAPES = ((4, 3), (7, 10), (0, 3), (2, 3, 5), (33, 17), (5, 129), (3, 700), (9000, 3))
+LOGITS = tuple(
+    (shape, domain)
+    for shape in ((4, 3), (2, 3, 5), (33, 17), (3, 700))
+    for domain in (signed, extreme)
+)
 DENSE = tuple(
     case(shape, shape, domain=domain, **attrs)
     for shape in SHAPES
@@ -309,5 +331,28 @@ FUSED = (
         "fused_sparse_cross_entropy", cross_entropy.fused_sparse_cross_entropy_op, loss_formula,
         SPARSE, scale=loss_scale, ulps=16, differentiable=(), specials=False,
         build=partial(loss_and_gradient, cross_entropy.fused_sparse_cross_entropy_op),
+    ),
+    Sample(
+        "narrow_cross_entropy", cross_entropy.narrow_losses_op,
+        lambda x, labels: dense_loss(x, rows_of(labels, x), "none"),
+        tuple(
+            case(shape, shape[:-1], domain=(domain, classes(shape[-1], np.int64)))
+            for shape, domain in LOGITS
+        ),
+        scale=lambda x, labels: dense_scale(x, rows_of(labels, x), "none"), ulps=16,
+        differentiable=(), specials=False, build=narrow_losses, fused=True,
+    ),
+    Sample(
+        "narrow_cross_entropy_gradient", cross_entropy.narrow_gradient_op,
+        lambda x, labels, dy: dense_gradient(x, rows_of(labels, x), dy),
+        tuple(
+            case(
+                shape, shape[:-1], shape[:-1],
+                domain=(domain, classes(shape[-1], np.int64), signed),
+            )
+            for shape, domain in LOGITS
+        ),
+        scale=lambda x, labels, dy: dense_gradient_scale(x, rows_of(labels, x), dy), ulps=16,
+        differentiable=(), specials=False, build=narrow_gradient, wide=(2,), fused=True,
     ),
 )  # fmt: skip

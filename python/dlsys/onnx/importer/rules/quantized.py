@@ -19,7 +19,6 @@ from .elementwise import cast, dtype_of, wide
 from .images import convolve, convolve_nodes
 from .products import product_of_integers
 
-
 _RUNTIME = "com.microsoft"  # the domain of ONNX Runtime's own operators
 
 
