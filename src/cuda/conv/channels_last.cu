@@ -468,18 +468,6 @@ __global__ void SwapAxesKernel(const T* x, T* y, int rows, int cols, int row_til
   }
 }
 
-// y (groups, channels, kernel, filters) from f (groups, filters, channels, kernel).
-template <class T>
-__global__ void TransposeFilterKernel(const T* f, T* y, int filters, int channels, int kernel_size,
-                                      int64_t numel) {
-  for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const int64_t above = k / filters, filter = k - above * filters;
-    const int64_t line = above / kernel_size, offset = above - line * kernel_size;
-    const int64_t group = line / channels, c = line - group * channels;
-    y[k] = f[((group * filters + filter) * channels + c) * kernel_size + offset];
-  }
-}
-
 // ---- launchers ----
 
 template <class T, class Tile>
@@ -555,9 +543,9 @@ template <class T>
 void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx) {
   const int64_t numel = c.o * c.GroupChannels() * Size(c.kernel);
   const Scratch filter(at.ctx, numel * (int64_t)sizeof(T), at.stream);
-  Launch(at.op, TransposeFilterKernel<T>, Blocks(numel), kThreads, 0, at.stream, f,
-         (T*)filter.data(), (int)c.GroupFilters(), (int)c.GroupChannels(), (int)Size(c.kernel),
-         numel);
+  // To (groups, channels, kernel, filters).
+  SwapAxes(at, f, c.groups, c.GroupFilters(), c.GroupChannels() * Size(c.kernel),
+           (T*)filter.data());
   for (int64_t phase = 0; phase < Size(c.stride); phase++)
     Correlate<T>(at, dlsys::DataGradient(c, nullptr, nullptr, nullptr, phase), c.kernel, dy,
                  (const T*)filter.data(), nullptr, dx);

@@ -1,0 +1,88 @@
+// Operators of 2-d convolution over images of 16 bits with channels last: x (n, in, c), y (n, out,
+// o), filters (o, c / groups, kernel); a gradient has the shape of its array. channels_last.cu
+// computes them. Results overlap no input.
+#include <algorithm>
+
+#include "cuda/conv/channels_last.cuh"
+#include "cuda/runtime/launch.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+// The shape of images (n, h, w, c) as (n, c, h, w).
+class AsNchw {
+ public:
+  AsNchw(const char* op, const DLArray* images) : array_(*images) {
+    CheckNchw(op, images);
+    const int64_t* s = images->shape;
+    const int64_t shape[4] = {s[0], s[3], s[1], s[2]};
+    std::copy(shape, shape + 4, shape_);
+    array_.shape = shape_;
+  }
+  AsNchw(const AsNchw&) = delete;
+  const DLArray* get() const { return &array_; }
+
+ private:
+  DLArray array_;
+  int64_t shape_[4];
+};
+
+Conv ConvOf(const char* op, const DLArray* x, const DLArray* f, const DLArray* y,
+            Struct<WindowOptions> windows, int64_t groups) {
+  return CheckedConv(op, AsNchw(op, x).get(), f, AsNchw(op, y).get(), *windows, groups);
+}
+
+// The convolution, checked, of which no array is empty.
+Conv CheckedCall(const char* op, const DLArray* x, const DLArray* f, const DLArray* y,
+                 Struct<WindowOptions> windows, int64_t groups) {
+  Enter(op, x, f, y);
+  const Conv conv = ConvOf(op, x, f, y, windows, groups);
+  if (!channels_last::Serves(x->ctx, conv) || !Numel(x) || !Numel(y))
+    Fail("%s: %ld groups of %s by %s are not for channels last", op, (long)groups,
+         ShapeText(x).c_str(), ShapeText(f).c_str());
+  return conv;
+}
+
+template <class T>
+void Forward(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
+             int64_t groups, DLStream stream) {
+  const channels_last::Call at{"conv2d_channels_last", y->ctx, stream};
+  const Conv conv = CheckedCall(at.op, x, f, y, windows, groups);
+  channels_last::Forward<T>(at, conv, In<T>(at.op, x), In<T>(at.op, f), nullptr, Out<T>(at.op, y));
+}
+
+template <class T>
+void DataGradient(const DLArray* f, const DLArray* dy, DLArray* dx, Struct<WindowOptions> windows,
+                  int64_t groups, DLStream stream) {
+  const channels_last::Call at{"conv2d_data_gradient_channels_last", dx->ctx, stream};
+  const Conv conv = CheckedCall(at.op, dx, f, dy, windows, groups);
+  channels_last::DataGradient(at, conv, In<T>(at.op, f), In<T>(at.op, dy), Out<T>(at.op, dx));
+}
+
+template <class T>
+void FilterGradient(const DLArray* x, const DLArray* dy, DLArray* df, Struct<WindowOptions> windows,
+                    int64_t groups, DLStream stream) {
+  const channels_last::Call at{"conv2d_filter_gradient_channels_last", df->ctx, stream};
+  const Conv conv = CheckedCall(at.op, x, df, dy, windows, groups);
+  channels_last::FilterGradient(at, conv, In<T>(at.op, x), In<T>(at.op, dy), Out<T>(at.op, df));
+}
+
+bool Fits(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
+          int64_t groups) {
+  return Numel(x) && Numel(y) &&
+         channels_last::Serves(y->ctx, ConvOf("conv2d_channels_last", x, f, y, windows, groups));
+}
+
+#define DLSYS_CHANNELS_LAST(name, Template)                            \
+  DLSYS_KERNEL_OF(cuda, name, #name, DL_BFLOAT16, Template<bfloat16>); \
+  DLSYS_KERNEL_OF(cuda, name, #name, DL_FLOAT16, Template<float16>)
+DLSYS_CHANNELS_LAST(conv2d_channels_last, Forward);
+DLSYS_CHANNELS_LAST(conv2d_data_gradient_channels_last, DataGradient);
+DLSYS_CHANNELS_LAST(conv2d_filter_gradient_channels_last, FilterGradient);
+#undef DLSYS_CHANNELS_LAST
+DLSYS_FITS(cuda, conv2d_channels_last, Fits);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

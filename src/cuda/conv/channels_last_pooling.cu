@@ -1,0 +1,184 @@
+// Max-pooling of images of 16 bits with channels last, and its gradient: x and dx (n, in, c), y and
+// dy and the int32 argmax (n, out, c); an argmax counts within its H x W. Contiguous; results
+// overlap no input. A thread has four channels of an output element where there are fours;
+// memory-bound.
+//
+// The gradient gathers, in float32: a thread visits the windows that cover its element in row-major
+// order, so there are no atomics and the order of summation is fixed.
+#include <algorithm>
+
+#include "cuda/pointwise/quad.cuh"
+#include "cuda/runtime/divisor.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "math/conv_geometry.h"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+struct Windows {
+  int in_h, in_w, out_h, out_w, window_h, window_w, stride_h, stride_w, pad_h, pad_w, channels;
+  Divisor by_vectors, by_w, by_h;  // vectors of channels; the extents of what threads are for
+  int64_t items;
+};
+
+// An item's image, position and first channel.
+struct Item {
+  int64_t image;
+  int h, w, c;
+};
+template <int kVector>
+__device__ __forceinline__ Item ItemOf(const Windows& p, int k) {
+  const int position = k / p.by_vectors, line = position / p.by_w, image = line / p.by_h;
+  return {image, line - image * (int)p.by_h.value, position - line * (int)p.by_w.value,
+          (k - position * (int)p.by_vectors.value) * kVector};
+}
+
+template <int kVector, class T>
+__device__ __forceinline__ void Load(const T* from, float (&to)[kVector]) {
+  if constexpr (kVector == 1) {
+    to[0] = (float)*from;
+  } else {
+    const float4 v = LoadQuad(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  }
+}
+template <int kVector, class T>
+__device__ __forceinline__ void Store(T* to, const float (&from)[kVector]) {
+  if constexpr (kVector == 1)
+    *to = T(from[0]);
+  else
+    StoreQuad(to, make_float4(from[0], from[1], from[2], from[3]));
+}
+
+template <class T, int kVector>
+__global__ void MaxPoolKernel(const Windows p, const T* x, T* y, int32_t* argmax) {
+  for (int64_t k = FirstItem(); k < p.items; k += ItemStep()) {
+    const Item item = ItemOf<kVector>(p, (int)k);
+    const T* image = x + item.image * p.in_h * p.in_w * p.channels + item.c;
+    const int top = item.h * p.stride_h - p.pad_h, left = item.w * p.stride_w - p.pad_w;
+    float largest[kVector] = {};
+    int best[kVector];
+#pragma unroll
+    for (int e = 0; e < kVector; e++) best[e] = -1;
+    for (int i = max(top, 0); i < min(top + p.window_h, p.in_h); i++) {
+      for (int j = max(left, 0); j < min(left + p.window_w, p.in_w); j++) {
+        const int at = i * p.in_w + j;
+        float values[kVector];
+        Load<kVector>(image + (int64_t)at * p.channels, values);
+#pragma unroll
+        for (int e = 0; e < kVector; e++) {
+          // NaN is larger than every other value.
+          const bool larger = !(values[e] <= largest[e]) && largest[e] == largest[e];
+          if (best[e] >= 0 && !larger) continue;
+          largest[e] = values[e];
+          best[e] = at;
+        }
+      }
+    }
+    Store<kVector>(y + k * kVector, largest);
+#pragma unroll
+    for (int e = 0; e < kVector; e++) argmax[k * kVector + e] = best[e];
+  }
+}
+
+template <class T, int kVector>
+__global__ void MaxPoolGradientKernel(const Windows p, const T* dy, const int32_t* argmax, T* dx) {
+  for (int64_t k = FirstItem(); k < p.items; k += ItemStep()) {
+    const Item item = ItemOf<kVector>(p, (int)k);
+    const int mine = item.h * p.in_w + item.w, down = item.h + p.pad_h, right = item.w + p.pad_w;
+    const int first_i = down < p.window_h ? 0 : (down - p.window_h) / p.stride_h + 1;
+    const int first_j = right < p.window_w ? 0 : (right - p.window_w) / p.stride_w + 1;
+    const int last_i = min(down / p.stride_h + 1, p.out_h);
+    const int last_j = min(right / p.stride_w + 1, p.out_w);
+    float sum[kVector] = {};
+    for (int i = first_i; i < last_i; i++) {
+      for (int j = first_j; j < last_j; j++) {
+        const int64_t window = (item.image * p.out_h + i) * p.out_w + j;
+        const int64_t at = window * p.channels + item.c;
+        float values[kVector];
+        Load<kVector>(dy + at, values);
+#pragma unroll
+        for (int e = 0; e < kVector; e++) sum[e] += argmax[at + e] == mine ? values[e] : 0.f;
+      }
+    }
+    Store<kVector>(dx + k * kVector, sum);
+  }
+}
+
+// ---- launchers ----
+
+// Of images x and what is pooled from them, y; threads are for the elements of `out`.
+Windows WindowsOf(const char* op, const DLArray* x, const DLArray* y, const DLArray* out,
+                  const WindowOptions& options, int vector) {
+  CheckNchw(op, x);
+  CheckNchw(op, y);
+  const int64_t *in = x->shape, *pooled = y->shape, *shape = out->shape;
+  const bool dilated = options.dilation.h != 1 || options.dilation.w != 1;
+  if (in[0] != pooled[0] || in[3] != pooled[3] || dilated || Numel(x) > INT32_MAX)
+    Fail("%s: windows of %s do not give %s, or are dilated", op, ShapeText(x).c_str(),
+         ShapeText(y).c_str());
+  return {(int)in[1],
+          (int)in[2],
+          (int)pooled[1],
+          (int)pooled[2],
+          (int)options.size.h,
+          (int)options.size.w,
+          (int)options.stride.h,
+          (int)options.stride.w,
+          (int)options.before.h,
+          (int)options.before.w,
+          (int)in[3],
+          Divisor(std::max<int64_t>(in[3] / vector, 1)),
+          Divisor(std::max<int64_t>(shape[2], 1)),
+          Divisor(std::max<int64_t>(shape[1], 1)),
+          Numel(out) / vector};
+}
+
+int32_t* Indices(const char* op, const DLArray* a) {
+  if (a->dtype != DL_INT32) Fail("%s: expected int32 indices, got %s", op, DtypeText(a->dtype));
+  return (int32_t*)a->data;
+}
+
+bool InFours(const DLArray* images, const void* x, const void* y) {
+  return images->shape[3] % 4 == 0 && Aligned16(x) && Aligned16(y);
+}
+
+template <class T>
+void MaxPool(const DLArray* x, DLArray* y, DLArray* argmax, Struct<WindowOptions> windows,
+             DLStream stream) {
+  const char* op = "max_pool2d_channels_last";
+  Enter(op, y, x, argmax);
+  CheckSameShape(op, y, argmax);
+  const T* in = In<T>(op, x);
+  T* out = Out<T>(op, y);
+  const bool fours = InFours(x, in, out);
+  const Windows p = WindowsOf(op, x, y, y, *windows, fours ? 4 : 1);
+  Launch(op, fours ? MaxPoolKernel<T, 4> : MaxPoolKernel<T, 1>, Blocks(p.items), kThreads, 0,
+         stream, p, in, out, Indices(op, argmax));
+}
+
+template <class T>
+void MaxPoolGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx,
+                     Struct<WindowOptions> windows, DLStream stream) {
+  const char* op = "max_pool2d_gradient_channels_last";
+  Enter(op, dx, dy, argmax);
+  CheckSameShape(op, dy, argmax);
+  const T* in = In<T>(op, dy);
+  T* out = Out<T>(op, dx);
+  const bool fours = InFours(dx, in, out);
+  const Windows p = WindowsOf(op, dx, dy, dx, *windows, fours ? 4 : 1);
+  Launch(op, fours ? MaxPoolGradientKernel<T, 4> : MaxPoolGradientKernel<T, 1>, Blocks(p.items),
+         kThreads, 0, stream, p, in, Indices(op, argmax), out);
+}
+
+#define DLSYS_CHANNELS_LAST(name, Template)                            \
+  DLSYS_KERNEL_OF(cuda, name, #name, DL_BFLOAT16, Template<bfloat16>); \
+  DLSYS_KERNEL_OF(cuda, name, #name, DL_FLOAT16, Template<float16>)
+DLSYS_CHANNELS_LAST(max_pool2d_channels_last, MaxPool);
+DLSYS_CHANNELS_LAST(max_pool2d_gradient_channels_last, MaxPoolGradient);
+#undef DLSYS_CHANNELS_LAST
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys

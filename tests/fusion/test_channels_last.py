@@ -1,0 +1,182 @@
+"""Convolutions of 16 bits on the GPU, in the layout (N, C, H, W) and with channels last, and the
+pass that moves the channels of a network.
+"""
+
+from __future__ import annotations
+
+import unittest
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dlsys import autodiff as ad
+from dlsys import functional as F
+from dlsys import nn, optim
+from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
+from dlsys.graph.node import Node
+from dlsys.ops.conv.convolution import (
+    convolution_op,
+    data_gradient_like_op,
+    filter_gradient_like_op,
+)
+from dlsys.runtime.device import gpu
+from support.devices import require
+from support.fusion import lacking
+
+Array = np.ndarray
+CASES: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (  # (n, c, h, w, o, kernel), attributes
+    ((2, 16, 9, 7, 24, 3), dict(padding=1)),
+    ((3, 8, 14, 14, 72, 1), {}),
+    ((2, 3, 17, 15, 10, 7), dict(stride=2, padding=3)),
+    ((1, 64, 8, 8, 136, 3), dict(stride=2, padding=1)),
+    ((2, 24, 10, 9, 16, 3), dict(stride=2, padding=2, dilation=2)),
+    ((1, 40, 7, 7, 48, 3), dict(padding=((0, 1), (2, 1)), groups=2)),
+    ((1, 5, 6, 5, 7, 2), dict(stride=3, padding=1)),
+    ((2, 128, 7, 7, 64, 1), dict(stride=2)),
+    ((2, 8, 6, 6, 8, 3), dict(padding=1, groups=8)),
+)
+
+
+def directions(
+    x: Array, f: Array, dy: Array | None, stride: int, padding: Any, dilation: int, groups: int
+) -> tuple[Array, Array, Array]:
+    """y, dx and df in float64, a kernel offset at a time; dy None is one everywhere."""
+    (top, bottom), (left, right) = (
+        padding if isinstance(padding, tuple) else ((padding, padding), (padding, padding))
+    )
+    around = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    n, o, (kh, kw) = len(x), len(f), f.shape[2:]
+    out = [
+        (around.shape[2 + k] - (f.shape[2 + k] - 1) * dilation - 1) // stride + 1 for k in (0, 1)
+    ]
+    dy = np.ones((n, o, *out)) if dy is None else dy
+    y, dx, df = np.zeros((n, o, *out)), np.zeros_like(around), np.zeros_like(f)
+    for g in range(groups):
+        of = slice(g * o // groups, (g + 1) * o // groups)
+        ins = slice(g * f.shape[1], (g + 1) * f.shape[1])
+        for a in range(kh):
+            for b in range(kw):
+                rows = slice(a * dilation, a * dilation + (out[0] - 1) * stride + 1, stride)
+                cols = slice(b * dilation, b * dilation + (out[1] - 1) * stride + 1, stride)
+                seen = around[:, ins, rows, cols]
+                y[:, of] += np.einsum("nchw,oc->nohw", seen, f[of, :, a, b])
+                dx[:, ins, rows, cols] += np.einsum("nohw,oc->nchw", dy[:, of], f[of, :, a, b])
+                df[of, :, a, b] = np.einsum("nohw,nchw->oc", dy[:, of], seen)
+    return y, dx[:, :, top : top + x.shape[2], left : left + x.shape[3]], df
+
+
+def drawn(rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> Array:
+    return rounded(rng.standard_normal(shape).astype(np.float32), dtype).astype(np.float64)
+
+
+def fed(values: Array, dtype: Any) -> Array:
+    return values.astype(np.float16 if dtype == FLOAT16 else np.float32)
+
+
+@require(gpu(0))
+class Convolutions(unittest.TestCase):
+    """Products of 16 bits are exact in float32, sums of k of them are off by k roundings there, and
+    the result is rounded once.
+    """
+
+    def run_case(
+        self, sizes: tuple[int, ...], attrs: dict[str, Any], dtype: Any, layout: bool
+    ) -> None:
+        n, c, h, w, o, k = sizes
+        attrs = dict(stride=1, padding=0, dilation=1, groups=1) | attrs
+        rng = np.random.default_rng(sum(sizes))
+        x, f = drawn(rng, (n, c, h, w), dtype), drawn(rng, (o, c // attrs["groups"], k, k), dtype)
+        shape = directions(x, f, None, **attrs)[0].shape
+        dy = drawn(rng, shape, dtype)
+        nodes = [
+            ad.Variable(name, a.shape, dtype=dtype) for name, a in (("x", x), ("f", f), ("dy", dy))
+        ]
+        fetches = [
+            convolution_op(nodes[0], nodes[1], **attrs),
+            data_gradient_like_op(nodes[1], nodes[2], nodes[0], **attrs),
+            filter_gradient_like_op(nodes[0], nodes[2], nodes[1], **attrs),
+        ]
+        executor = ad.Executor(fetches, ctx=gpu(0))
+        if not layout:
+            lacking(executor, lambda kernel: kernel.endswith("_channels_last"))
+        got = executor.run({a: fed(b, dtype) for a, b in zip(nodes, (x, f, dy))})
+        wanted = directions(x, f, dy, **attrs)
+        scales = directions(abs(x), abs(f), abs(dy), **attrs)
+        counts = (f[0].size, o * k * k, dy[:, 0].size)
+        for value, right, scale, count in zip(got, wanted, scales, counts):
+            limit = ROUNDING[dtype] * abs(right) + (count + 1) * 2.0**-23 * scale + 2.0**-25
+            off = abs(value.asnumpy().astype(np.float64) - right)
+            self.assertTrue((off <= limit).all(), (sizes, attrs, (off - limit).max()))
+
+    def test_all_directions_against_float64(self) -> None:
+        for layout in (True, False):
+            for k, (sizes, attrs) in enumerate(CASES):
+                with self.subTest(sizes=sizes, layout=layout):
+                    self.run_case(sizes, attrs, (bfloat16, FLOAT16)[k % 2], layout)
+
+
+def block(x: Node, norm: bool) -> tuple[Node, list[Node]]:
+    """Two convolutions with a shortcut, and max-pooling between: logits and the Parameters."""
+    layers = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.Conv2d(16, 16, 1, bias=False)]
+    norms = [nn.BatchNorm2d(16) for _ in range(2)]
+    h = F.relu(norms[0](layers[0](x)) if norm else layers[0](x))
+    h = F.max_pool2d(h, 3, stride=2, padding=1)
+    y = norms[1](layers[1](h)) if norm else layers[1](h)
+    parameters = [p for layer in (*layers, *(norms if norm else [])) for p in layer.parameters()]
+    return F.relu(y + h), parameters
+
+
+@require(gpu(0))
+class Layout(unittest.TestCase):
+    def values(self, fetches: Sequence[Node], x: Node, layout: bool) -> list[Array]:
+        executor = ad.Executor(fetches, ctx=gpu(0), precision="bf16")
+        if not layout:
+            lacking(executor, lambda kernel: kernel.endswith("_channels_last"))
+        images = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)
+        return [v.asnumpy().astype(np.float64) for v in executor.run({x: images})]
+
+    def test_a_network_computes_the_same_in_either_layout(self) -> None:
+        x = ad.Variable("x", (2, 3, 11, 9))
+        y, parameters = block(x, norm=False)
+        weights = ad.constant(np.linspace(-1, 1, 2 * 16 * 6 * 5, dtype=np.float32))
+        loss = F.sum(y * F.reshape(weights, (2, 16, 6, 5)))
+        fetches = [y, *ad.gradients(loss, parameters)]
+        for last, first in zip(self.values(fetches, x, True), self.values(fetches, x, False)):
+            np.testing.assert_array_equal(last, first)  # of the same sums in the same order
+
+    def test_batch_normalization_and_means_follow(self) -> None:
+        x = ad.Variable("x", (2, 3, 11, 9))
+        y, _ = block(x, norm=True)
+        fetches = [F.global_avg_pool2d(y)]
+        for last, first in zip(self.values(fetches, x, True), self.values(fetches, x, False)):
+            # Sums in another order may round a value to the other of two neighbors, at each of the
+            # three roundings that it goes through.
+            np.testing.assert_allclose(last, first, rtol=3 * 2.0**-7, atol=2.0**-7)
+
+    def test_a_residual_network_has_one_transpose_left(self) -> None:
+        model = nn.ResNet50(10, seed=0)
+        x = ad.Variable("images", (2, 3, 64, 64))
+        labels = ad.Variable("labels", (2,), dtype=np.int64)
+        loss = F.cross_entropy(model(x), labels)
+        update = optim.SGD(1e-3, momentum=0.9).minimize(loss, model.parameters())
+        plan = ad.Executor([loss, update], ctx=gpu(0), precision="bf16").plan(
+            {x: (2, 3, 64, 64), labels: (2,)}
+        )
+        count = Counter(step.node.op.name for step in plan.steps)
+        self.assertEqual(count["transpose"], 1)
+        self.assertEqual(count["conv2d_channels_last"], 53)
+        self.assertEqual(count["conv2d_data_gradient_channels_last"], 52)
+        self.assertEqual(count["conv2d_filter_gradient_channels_last"], 53)
+
+    def test_a_rung_by_name_keeps_its_layout(self) -> None:
+        x = ad.Variable("x", (1, 16, 4, 4), dtype=bfloat16)
+        f = ad.Variable("f", (16, 16, 1, 1), dtype=bfloat16)
+        made = convolution_op(x, f, algo="naive")
+        plan = ad.Executor([made], ctx=gpu(0)).plan({x: x.shape, f: f.shape})
+        self.assertIn("conv2d", [step.node.op.name for step in plan.steps])
+
+
+if __name__ == "__main__":
+    unittest.main()
