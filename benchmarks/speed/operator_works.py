@@ -742,10 +742,6 @@ WITHIN = {
         "join_heads",
     ), "attention"),
     **dict.fromkeys((
-        "quantize", "dequantize", "quantized_add", "quantized_conv2d", "quantized_matmul",
-        "quantized_max_pool2d",
-    ), "integers of 8 bits, which PyTorch has under another rule of rounding"),
-    **dict.fromkeys((
         "normalization_view", "row_normalize", "row_normalize_gradient", "row_normalize_sums",
     ), "layer_normalization"),
     **dict.fromkeys(("softmax_cross_entropy_rows", "softmax_cross_entropy_gradient",
@@ -778,6 +774,15 @@ _VIEW = "a view in PyTorch, and a shape without a copy here"
 _CHECK = "checks shapes and dtypes as a graph is built: no kernel"
 _FUSED = "made by a pass: the training steps time it"
 WITHOUT = {
+    **dict.fromkeys((
+        "quantize", "dequantize", "quantized_add", "quantized_conv2d", "quantized_matmul",
+        "quantized_max_pool2d",
+    ), "integers of 8 bits, which PyTorch has under another rule of rounding"),
+    **dict.fromkeys((
+        "conv2d_channels_last", "conv2d_data_gradient_channels_last",
+        "conv2d_filter_gradient_channels_last", "max_pool2d_channels_last",
+        "max_pool2d_gradient_channels_last",
+    ), "of 16 bits on a GPU; `benchmarks large` times a network of them"),
     **dict.fromkeys((
         "reshape", "reshape_like", "squeeze", "expand_dims", "flatten", "as_node", "constant",
         "stop_gradient",

@@ -1,5 +1,6 @@
 from . import autodiff as autodiff
 from . import data as data
+from . import dist as dist
 from . import explain as explain
 from . import functional as functional
 from . import init as init

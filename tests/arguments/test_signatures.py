@@ -19,7 +19,7 @@ from dlsys.errors import DlsysError, GraphError, ShapeError, SignatureError
 from dlsys.fusion import body as fused
 from dlsys.fusion.conv_pool import Geometry
 from dlsys.graph.node import output_op
-from dlsys.ops.conv.geometry import IntPair
+from dlsys.ops.conv.geometry import IntPair, Windows
 from dlsys.ops.indexing import Key
 from dlsys.ops.loss.rows import Numbers
 from support.operators import modules_of_operators
@@ -91,12 +91,16 @@ def example(kind: kinds.Kind, inputs: int = 2) -> Any:
         return kind.words[0]
     if isinstance(kind, kinds.Bool):
         return True
+    if isinstance(kind, kinds.Int):
+        return 1
     if isinstance(kind, kinds.Number):
         return 1.0
     assert isinstance(kind, kinds.Instance)
     if kind.classes == (fused.Body,):
         given = tuple(ad.Variable(f"x{k}") for k in range(inputs))
         return fused.Body(given, (ad.constant(0) + 1,))
+    if kind.classes == (Windows,):
+        return Windows(*[(1, 1)] * len(Windows._fields))
     if kind.classes == (Geometry,):
         return Geometry(1, 1, *[(1, 1)] * (len(Geometry._fields) - 2))
     return ad.Variable("output") if kind.classes == (ad.Node,) else ()

@@ -175,7 +175,11 @@ class Without(unittest.TestCase):
     @emulated_gpu
     def test_no_library(self) -> None:
         program = "from dlsys.dist import nccl; from dlsys.ndarray import gpu; nccl.new_id(gpu(0))"
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        path = str(Path(dist.__file__).parents[2])
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": path},
+            capture_output=True, text=True,
+        )  # fmt: skip
         self.assertIn("DeviceError: NCCL cannot be used (libnccl.so.2 needs a GPU", done.stderr)
         self.assertTrue(issubclass(DeviceError, DlsysError))
 

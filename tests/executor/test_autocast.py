@@ -304,6 +304,8 @@ class Fusions(unittest.TestCase):
     # Of each network: casts to and from float32 around its loss, and around the normalizations and
     # the softmax of its float32 residual stream.
     casts = {"dense": 2, "convolutions": 2, "transformer": 3}
+    # Of images to channels last, and back before a product.
+    transposes = {"convolutions": 3}
 
     def kernels(self, net: Network, precision: str) -> Counter[str]:
         shapes = {x: value.shape for x, value in net.feeds.items()}
@@ -322,7 +324,10 @@ class Fusions(unittest.TestCase):
                 for kernel in ("matmul_bias", "gelu"):
                     bf16[kernel] += both
                 elementwise = ("add", "mul", "pointwise")  # one with casts is a program
+                for kernel in [name for name in bf16 if name.endswith("_channels_last")]:
+                    bf16[kernel.removesuffix("_channels_last")] += bf16.pop(kernel)
                 allowed = fp32 + Counter(casts=1, cast=self.casts[kind], adam_update=1)
+                allowed["transpose"] += self.transposes.get(kind, 0)
                 for counts in (allowed, bf16):
                     counts["elementwise"] = sum(counts.pop(name, 0) for name in elementwise)
                 self.assertEqual(bf16 - allowed, Counter())

@@ -1001,6 +1001,11 @@ WITHOUT: dict[str, str] = {
     "integers, which are compared exactly with numpy's": (
         "quantize dequantize quantized_add quantized_conv2d quantized_matmul quantized_max_pool2d"
     ),
+    "the same over images with channels last, which fusions make": (
+        "conv2d_channels_last conv2d_data_gradient_channels_last "
+        "conv2d_filter_gradient_channels_last max_pool2d_channels_last "
+        "max_pool2d_gradient_channels_last"
+    ),
     "the optimizers' rules and states, which fuzz/training.py tries": (
         "running_update running_statistics sgd_update sgd_momentum_update adam_update "
         "adam_update_of_7 rmsprop_update rmsprop_centered_update rmsprop_momentum_update "

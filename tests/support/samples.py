@@ -24,6 +24,7 @@ from support.families.attention import ATTENTION
 from support.families.concat import JOIN
 from support.families.conv import CONVOLUTION
 from support.families.device_batch import BATCHES
+from support.families.fused.channels_last import CHANNELS_LAST
 from support.families.fused.conv import FUSED_CONV
 from support.families.fused.gemm import FUSED
 from support.families.fused.layer_norm import FUSED_LAYER_NORM
@@ -356,5 +357,5 @@ SAMPLES = (
     *JOIN, *IMAGES, *PRODUCTS, *MORE_PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
     *MATHEMATICS, *ORDER, *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES, *ACCUMULATE,
     *ATTENTION, *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM,
-    *FUSED_LAYER_NORM, *FUSED_UINT8, *QUANTIZED,
+    *FUSED_LAYER_NORM, *FUSED_UINT8, *QUANTIZED, *CHANNELS_LAST,
 )  # fmt: skip

@@ -24,6 +24,7 @@ _ANNOUNCED = 1.0  # seconds of waiting after which a rank tells the others that 
 _WAITING = 1  # tag of what it tells
 _DATA = 2  # tag of the arrays of a permutation
 _ABORTED = 70  # the status of a run that ends on all ranks
+_FORWARDED = 0.3  # seconds in which mpirun passes on what a rank printed last
 
 
 class MpiGroup(Group):
@@ -102,6 +103,7 @@ class MpiGroup(Group):
 
     def abort(self, sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)
+        time.sleep(_FORWARDED)
         self._comm.Abort(_ABORTED)
 
     def _reduction(self, op: str) -> Any:

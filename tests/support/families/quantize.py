@@ -113,6 +113,7 @@ def product(shape: Any, n: int, k: int, **attrs: Any) -> Case:
 
 
 UINT8, INT8, INT32 = (classes(120, t) for t in (np.uint8, np.int8, np.int32))
+NO_OFFSET = classes(1, np.int32)
 LINEAR = (((5,), ()), ((3, 7), (3,)), ((2, 3, 4, 5), ()), ((0, 3), ()), ((300, 257), ()))
 FLOAT = {"dtype": np.float32}
 NO_PARTS: dict[str, Any] = dict(differentiable=(), specials=False, storages=(), ulps=0)
@@ -131,7 +132,9 @@ QUANTIZED = (
     Sample(
         "dequantize", quantize.dequantize_op, dequantized,
         tuple(
-            case(x, s, s, domain=(kind, powers, kind)) for x, s in LINEAR for kind in (UINT8, INT32)
+            case(x, s, s, domain=(kind, powers, zero))
+            for x, s in LINEAR
+            for kind, zero in ((UINT8, UINT8), (INT32, NO_OFFSET))  # ONNX has none of int32
         )
         + (case((2, 3, 5), (3,), (3,), domain=(UINT8, powers, UINT8), axis=-2),),
         refusals=(refuse("must both be uint8, int8 or int32", (3,), (), ()),),

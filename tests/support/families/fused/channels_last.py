@@ -1,0 +1,133 @@
+"""The rows of samples.py for operators over images with channels last.
+
+Their nodes are built as `fusion/channels_last.py` builds them: around the nodes that they stand
+for, between transposes. Cases and formulas are those of the operators over (N, C, H, W).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dlsys import autodiff as ad
+from dlsys.fusion import channels_last as fused
+from dlsys.fusion.body import close
+from dlsys.ops.conv import convolution, pooling
+from support.families import conv
+from support.families import pooling as pools
+from support.rows import Case, Sample
+
+
+def last(x: Any) -> Any:
+    """(N, C, H, W) as (N, H, W, C)."""
+    return x.transpose(fused.LAST) if isinstance(x, np.ndarray) else ad.transpose_op(x, fused.LAST)
+
+
+def first(x: Any) -> Any:
+    """(N, H, W, C) as (N, C, H, W)."""
+    array = isinstance(x, np.ndarray)
+    return x.transpose(fused.FIRST) if array else ad.transpose_op(x, fused.FIRST)
+
+
+def moved(cases: Sequence[Case], images: Sequence[int], domain: Any = None) -> tuple[Case, ...]:
+    """Cases whose inputs `images` have their channels last."""
+
+    def shape(k: int, extents: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(extents[j] for j in fused.LAST) if k in images else extents
+
+    return tuple(
+        Case(tuple(shape(k, x) for k, x in enumerate(one.shapes)), one.attrs, domain)
+        for one in cases
+    )
+
+
+def over(formula: Callable[..., Any], images: Sequence[int], is_image: bool) -> Callable[..., Any]:
+    """A formula of (N, C, H, W), of arrays with channels last."""
+
+    def moved_formula(*arrays: np.ndarray, **attrs: Any) -> Any:
+        made = formula(*(first(x) if k in images else x for k, x in enumerate(arrays)), **attrs)
+        return last(made) if is_image and np.ndim(made) == 4 else made
+
+    return moved_formula
+
+
+def build(op: Any, plain: Any, images: Sequence[int], is_image: bool) -> Callable[..., Any]:
+    """A node of a convolution or a gradient of it."""
+
+    def made(*inputs: Any, **attrs: Any) -> Any:
+        seen = [first(x) if k in images else x for k, x in enumerate(inputs)]
+        inner = plain(*seen, **attrs)
+        windows = plain.windows(inner, *(x.spec for x in seen))
+        body = close(inputs, [last(inner) if is_image else inner])
+        return op(*inputs, body=body, windows=windows, groups=inner.attrs["groups"])
+
+    return made
+
+
+def build_pool(x: Any, **attrs: Any) -> Any:
+    inner = pooling.max_pool_op(first(x), **attrs)
+    windows = pooling.max_pool_op.windows(inner, inner.inputs[0].spec.shape[2:])
+    body = close((x,), [last(inner[k]) for k in range(2)])
+    return fused.max_pool_channels_last_op(x, body=body, windows=windows)[0]
+
+
+def build_pool_gradient(x: Any, dy: Any, **attrs: Any) -> Any:
+    """The gradient of dy, by the indices of the largest elements of x."""
+    forward = pooling.max_pool_op(first(x), **attrs)
+    image = forward.inputs[0].spec.shape[2:]
+    indices = last(forward[1])
+    inner = pooling.max_pool_gradient_op(first(dy), first(indices), image=image, **attrs)
+    windows = pooling.max_pool_gradient_op.windows(inner, image)
+    body = close((dy, indices), [last(inner)])
+    return fused.max_pool_gradient_channels_last_op(dy, indices, body=body, windows=windows)
+
+
+def pool_gradient(x: np.ndarray, dy: np.ndarray, **attrs: Any) -> np.ndarray:
+    indices = pools.first_indices(first(x), **attrs)
+    return last(pools.spread(first(dy), indices, x.shape[1:3]))
+
+
+def convolved(name: str, op: Any, plain: Any, formula: Any, cases: Any, of: Any, at: Any) -> Sample:
+    """A row of a convolution; `of` its terms a result, `at` the inputs that are images."""
+    is_image = op is not fused.filter_gradient_channels_last_op
+    row = conv.sample(name, op, formula, cases, of)
+    scale: Any = row.scale
+    return Sample(
+        name, op, over(formula, at, is_image), moved(cases, at), scale=over(scale, at, is_image),
+        ulps=row.ulps, differentiable=(), specials=False, build=build(op, plain, at, is_image),
+    )  # fmt: skip
+
+
+POOLED = pools.CASES[:4]
+DY = tuple(
+    Case((one.shapes[0], pools.max_pooled(np.zeros(one.shapes[0]), **one.attrs).shape), one.attrs)
+    for one in POOLED
+)
+CHANNELS_LAST = (
+    convolved(
+        "conv2d_channels_last", fused.conv2d_channels_last_op, convolution.convolution_op,
+        conv.convolved, conv.CASES, conv.depth, (0,),
+    ),
+    convolved(
+        "conv2d_data_gradient_channels_last", fused.data_gradient_channels_last_op,
+        convolution.data_gradient_op, conv.data_of_two, conv.plain(conv.OF_DATA), conv.of_data,
+        (1,),
+    ),
+    convolved(
+        "conv2d_filter_gradient_channels_last", fused.filter_gradient_channels_last_op,
+        convolution.filter_gradient_op, conv.filter_of_two, conv.plain(conv.OF_FILTER),
+        conv.of_filter, (0, 1),
+    ),
+    Sample(
+        "max_pool2d_channels_last", fused.max_pool_channels_last_op,
+        over(pools.max_pooled, (0,), True), moved(POOLED, (0,), pools.apart), differentiable=(),
+        specials=False, build=build_pool,
+    ),
+    Sample(
+        "max_pool2d_gradient_channels_last", fused.max_pool_gradient_channels_last_op,
+        pool_gradient, moved(DY, (0, 1), pools.apart), ulps=8, differentiable=(), specials=False,
+        build=build_pool_gradient,
+    ),
+)  # fmt: skip
