@@ -37,6 +37,11 @@ LADDER = (
     *(f"*NarrowGemm.test_{name}*" for name in ("every_variant", "epilogues", "batches")),
     "*FlashAttention.test_every_shape*",
 )
+# Of networks in 16 bits: convolutions, norms with the residual stream, losses, sums of columns.
+NARROW = (
+    *("*test_channels_last.Convolutions*", "*test_fused_layer_norm.GpuNorms.test_[van]*"),
+    *("*test_narrow_cross_entropy*close_to_float64*", "*test_column_sums*exact*"),
+)
 TOOLS = {
     "memcheck": (
         (
@@ -47,13 +52,15 @@ TOOLS = {
             *BYTES,
             NORMS,
             *LADDER,
+            *NARROW,
         ),
         "separate",
     ),
     "racecheck": ((*SUBSET, *BYTES, "*test_gemm_epilogue.GpuValues*", NORMS), "shared"),
     "racecheck, ladders": (LADDER, "shared"),
+    "racecheck, 16 bits": (NARROW, "shared"),
     "initcheck": ((*SUBSET, *BYTES, NORMS, *LADDER), "shared"),
-    "synccheck": ((*SUBSET, *BYTES, NORMS, *LADDER), "shared"),
+    "synccheck": ((*SUBSET, *BYTES, NORMS, *LADDER, *NARROW), "shared"),
 }
 
 
@@ -100,6 +107,10 @@ def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
         "fusion.test_weight_update_gpu",
         "fusion.test_uint8_kernels",
         "fusion.test_fused_batch_norm",
+        "fusion.test_channels_last",
+        "fusion.test_fused_layer_norm",
+        "fusion.test_narrow_cross_entropy",
+        "ops.test_column_sums",
     ]
     command += [argument for pattern in patterns for argument in ("-k", pattern)]
     env = {"DLSYS_DEBUG_ARENA": arena, "DLSYS_BLAS": "own", "DLSYS_REQUIRE_GPU": "1", **FEW_THREADS}

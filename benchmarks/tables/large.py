@@ -35,6 +35,17 @@ def kernels(results: Results) -> str:
     return "\n\n".join(parts)
 
 
+def sentence(results: Results) -> str:
+    """The README's line: each work in bf16, ours and PyTorch's."""
+    record = results.read("large")
+    told = []
+    for work, name in NAMES.items():
+        ms = [x["ms"] for x in record["steps"] if (x["work"], x["precision"]) == (work, "bf16")]
+        told.append(f"{name}: {ms[0]:.1f} ms a step, PyTorch compiled and captured {ms[1]:.1f}")
+    gpu = record["machine"]["gpu"].partition(" (")[0]
+    return f"In bf16 on an {gpu}: {'; '.join(told)} (`python benchmarks large`)."
+
+
 def _kernels(step: dict[str, Any]) -> str:
     total = sum(row["ms"] for row in step["kernels"])
     body = [

@@ -168,7 +168,7 @@ def accuracy(results: Results) -> str:
 def figures(results: Results) -> str:
     """The README's few lines."""
     lines = []
-    for sentence in (_cpu_sentence, _gpu_sentence):
+    for sentence in (_cpu_sentence, _gpu_sentence, large.sentence):
         try:
             lines.append(f"- {sentence(results)}")
         except FileNotFoundError:

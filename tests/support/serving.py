@@ -31,7 +31,7 @@ def missing() -> str:
     return ""
 
 
-needs_serve = unittest.skipIf(missing(), missing())
+needs_serve = unittest.skipIf(missing(), f"not here: {missing()}")
 
 
 class Answer(NamedTuple):

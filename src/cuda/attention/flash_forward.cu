@@ -3,11 +3,12 @@
 // Warp specialization: a thread of a producer warpgroup copies tiles of q, k and v by TMA, k and v
 // into rings of stages; each of two consumer warpgroups takes 64 rows of q and keeps its rows of y,
 // their maxima and sums in registers (online softmax, Milakov and Gimelshein 2018). A consumer's
-// product q kᵀ of the next keys and its product with v of these are under way while it takes
-// exponentials, and the two consumers take turns on the tensor cores. The weights never leave the
-// registers. Blocks are persistent, and under a causal mask take pairs of a long and a short tile;
-// heads go in bands whose k and v stay in L2. y overlaps nothing. Exponentials and the tensor cores
-// limit it about equally at size 64, the tensor cores at 128.
+// product q kᵀ of the next keys and its product with v of these are under way while it finds the
+// rows' maxima (ptxas of CUDA 13.0 moves the wait for the latter in front of the exponentials), and
+// the two consumers take turns on the tensor cores. The weights never leave the registers. Blocks
+// are persistent, and under a causal mask take pairs of a long and a short tile; heads go in bands
+// whose k and v stay in L2. y overlaps nothing. Exponentials and the tensor cores limit it about
+// equally at size 64, the tensor cores at 128.
 #include "cuda/attention/flash_tile.cuh"
 
 namespace dlsys {
