@@ -175,6 +175,18 @@ class Batches(unittest.TestCase):
         resumed = [x for feed in long.epoch(1, 7) for x in feed.values()]
         np.testing.assert_array_equal(resumed, b[-6:])
 
+    def test_shares_of_ranks_are_the_batches(self) -> None:
+        loader = text.TokenLoader(np.arange(101), 4, 5, shuffle=True, seed=1)
+        shares = [loader.shard(rank, 2) for rank in range(2)]
+        self.assertEqual([x.spec.shape for x in shares[0].inputs()], [(2, 5)] * 2)
+        for number, start in ((0, 0), (1, 2)):
+            feeds = [loader.epoch(number, start), *(one.epoch(number, start) for one in shares)]
+            for batch, *parts in zip(*feeds, strict=True):
+                for x, *of_ranks in zip(*(one.values() for one in (batch, *parts)), strict=True):
+                    np.testing.assert_array_equal(x, np.concatenate(of_ranks))
+        with self.assertRaisesRegex(DataError, "batches of 4 samples have no 3 equal shares"):
+            loader.shard(0, 3)
+
     def test_faults(self) -> None:
         for arguments, words in (
             ((np.arange(10), 3, 5), "10 tokens make no batch of 3 sequences of 5"),

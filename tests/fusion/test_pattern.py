@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import unittest
 
+import numpy as np
+
 from dlsys import autodiff as ad
+from dlsys.fusion.body import Fused, close
 from dlsys.fusion.rewrite import Graph, Pattern
 from dlsys.graph.node import Node
 from dlsys.ops.elementwise import add_op, mul_op, relu_op
+from dlsys.ops.indexing import window_op
 from dlsys.ops.movement import reshape_op
 from support.graphs import variable
 
@@ -67,3 +71,13 @@ class Patterns(unittest.TestCase):
         found = [(reader.name, view.name) for reader, view in graph.readers(self.x)]
         wanted = [(read, flat), (flat, flat), (plain, self.x)]
         self.assertCountEqual(found, [(reader.name, view.name) for reader, view in wanted])
+
+
+class Bodies(unittest.TestCase):
+    def test_a_view_begins_at_its_offset(self) -> None:
+        x = variable("x", 4, 3)
+        part = ad.relu_op(window_op(x, 6, (2, 3)))
+        node = Fused("relu of a window")(x, body=close([x], [part]))
+        values = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+        (got,) = ad.Executor([node]).run({x: values})
+        np.testing.assert_array_equal(got, np.maximum(values[2:], 0))

@@ -179,46 +179,43 @@ class ReduceScatterOp(Collective):
         return [mul(dx, 1 / group.size) if op == "mean" else dx]
 
 
-class BroadcastOp(Collective):
-    """Rank `root`'s array on all ranks."""
+class Rooted(Collective):
+    """An operator from or to one rank, whose arrays have one shape on all."""
 
-    name = kernel = "broadcast"
     signature = Signature("x", "*", group=Instance(Group), root=Int(0, low=0))
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         _check_root(node)
         return specs[0]
+
+    def scalars(self, node: Node) -> tuple[float | int, ...]:
+        return *super().scalars(node), node.attrs["root"]
+
+
+class BroadcastOp(Rooted):
+    """Rank `root`'s array on all ranks."""
+
+    name = kernel = "broadcast"
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, y = arrays
         np.copyto(y, x)
         self.group(node).broadcast_into(y, node.attrs["root"])
 
-    def scalars(self, node: Node) -> tuple[float | int, ...]:
-        return *super().scalars(node), node.attrs["root"]
-
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [reduce_op(output_grad, group=self.group(node), root=node.attrs["root"])]
 
 
-class ReduceOp(Collective):
+class ReduceOp(Rooted):
     """The sum of all ranks' arrays on rank `root`, zeros on the others."""
 
     name = kernel = "reduce"
-    signature = Signature("x", "*", group=Instance(Group), root=Int(0, low=0))
-
-    def infer(self, node: Node, *specs: Spec) -> Spec:
-        _check_root(node)
-        return specs[0]
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x, y = arrays
         self.group(node).reduce_into(x, y, "sum")
         if self.group(node).rank != node.attrs["root"]:
             y.fill(0)
-
-    def scalars(self, node: Node) -> tuple[float | int, ...]:
-        return *super().scalars(node), node.attrs["root"]
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         return [broadcast_op(output_grad, group=self.group(node), root=node.attrs["root"])]

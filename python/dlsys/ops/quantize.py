@@ -14,6 +14,7 @@ over channels, four bytes at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -218,7 +219,17 @@ class QuantizedMatMulOp(_Product):
         return 2 * output.size * inputs[0].shape[-1]
 
 
-class QuantizedConv2dOp(_Product):
+class _OverImages(Op):
+    """An operator over windows of x (N, H, W, C)."""
+
+    def windows(self, node: Node, x: Spec) -> Windows:
+        """The windows over the images. ShapeError for what are none."""
+        if len(x.shape) != 4:
+            raise node.error(f"expected x (N, H, W, C), got {x.shape}")
+        return slide(node, x.shape[1:3], node.attrs["size"])
+
+
+class QuantizedConv2dOp(_OverImages, _Product):
     """x uint8 (N, H, W, C) convolved with packed filters, whose inputs go by (row, column,
     channel) of the window `size`: (N, oH, oW, O). `pad` is what stands for 0 in x.
     """
@@ -229,17 +240,10 @@ class QuantizedConv2dOp(_Product):
         padding=Padding(0), dilation=IntPair(1, low=1), pad=Int(0, low=0, high=255), **RESULT,
     )  # fmt: skip
 
-    def windows(self, node: Node, x: Spec) -> Windows:
-        """The windows over the images."""
-        return slide(node, x.shape[1:3], node.attrs["size"])
-
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        x = specs[0]
-        if len(x.shape) != 4:
-            raise node.error(f"expected x (N, H, W, C), got {describe(node, specs)}")
-        height, width = node.attrs["size"]
-        n = self.check(node, height * width * x.shape[3], *specs)
-        return Spec((x.shape[0], *self.windows(node, x).out, n), node.attrs["dtype"])
+        x, windows = specs[0], self.windows(node, specs[0])
+        n = self.check(node, math.prod(windows.size) * x.shape[3], *specs)
+        return Spec((x.shape[0], *windows.out, n), node.attrs["dtype"])
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         x = arrays[0]
@@ -265,7 +269,7 @@ def _windows(x: np.ndarray, windows: Windows, pad: int) -> np.ndarray:
     return seen[:, :heights:down, :widths:across, :, ::rows, ::columns]
 
 
-class QuantizedMaxPoolOp(Op):
+class QuantizedMaxPoolOp(_OverImages):
     """The largest element of each window of x uint8 (N, H, W, C): (N, oH, oW, C)."""
 
     name = kernel = "quantized_max_pool2d"
@@ -276,14 +280,8 @@ class QuantizedMaxPoolOp(Op):
         dilation=IntPair(1, low=1),
     )  # fmt: skip
 
-    def windows(self, node: Node, x: Spec) -> Windows:
-        """The windows over the images."""
-        return slide(node, x.shape[1:3], node.attrs["size"])
-
     def infer(self, node: Node, *specs: Spec) -> Spec:
         x = specs[0]
-        if len(x.shape) != 4:
-            raise node.error(f"expected x (N, H, W, C), got {describe(node, specs)}")
         return Spec((x.shape[0], *self.windows(node, x).out, x.shape[3]), x.dtype)
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:

@@ -15,7 +15,6 @@
 // shapes are limited by the tensor cores' power, K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"
-#include "cuda/runtime/at_once.cuh"
 #include "cuda/runtime/hopper.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/ring.cuh"
@@ -286,7 +285,7 @@ template <int kCount, class E>
 __device__ __forceinline__ void Read(const E* from, bool at_once, int valid, float (&to)[kCount]) {
   Pack<E, kCount> pack = {};
   if (at_once)
-    pack = ReadAtOnce<Pack<E, kCount>>(from);
+    pack = *(const Pack<E, kCount>*)from;
   else
 #pragma unroll
     for (int e = 0; e < kCount; e++)
@@ -301,7 +300,7 @@ __device__ __forceinline__ void Write(const float (&from)[kCount], bool at_once,
 #pragma unroll
   for (int e = 0; e < kCount; e++) pack.x[e] = (E)from[e];
   if (at_once)
-    WriteAtOnce(to, pack);
+    *(Pack<E, kCount>*)to = pack;
   else
 #pragma unroll
     for (int e = 0; e < kCount; e++)
@@ -356,7 +355,7 @@ __device__ __forceinline__ void ApplyFunction(Accumulators<T>& d, const Params& 
         for (int j = 0; j < kStep; j++) {
           const int col = (g % kInRow * kGroup + first + j) * 8;
           if (row0 + row < params.m && col0 + col < params.n)
-            pairs[g][j][half] = ReadAtOnce<Pack<E, 2>>(from + (int64_t)row * params.n + col);
+            pairs[g][j][half] = *(const Pack<E, 2>*)(from + (int64_t)row * params.n + col);
         }
       }
     }

@@ -8,8 +8,9 @@
 // The gradient may overwrite the logits. Memory bandwidth limits it, of 16 bits nearly as much the
 // two exponentials an element.
 #pragma once
+#include <cstring>
+
 #include "cuda/loss/cross_entropy.cuh"
-#include "cuda/runtime/at_once.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -28,6 +29,19 @@ template <class T>
 struct alignas(16) Vector {
   static constexpr int kCount = 16 / (int)sizeof(T);
   T x[kCount];
+
+  // In one access: where another branch fills it by elements, the compiler copies all by elements.
+  static __device__ __forceinline__ Vector From(const void* p) {
+    const float4 bits = *(const float4*)p;
+    Vector v;
+    memcpy(&v, &bits, sizeof v);
+    return v;
+  }
+  __device__ __forceinline__ void To(void* p) const {
+    float4 bits;
+    memcpy(&bits, this, sizeof bits);
+    *(float4*)p = bits;
+  }
 };
 
 // Row `index` of x (rows, classes) as vectors, the first of which may begin before it and the last
@@ -51,7 +65,7 @@ class LongRow {
 
   // Vector j from memory; what is not of the row is -infinity, which adds nothing to the sum.
   __device__ __forceinline__ Vector<T> Read(int j) const {
-    if (IsFull(j)) return ReadAtOnce<Vector<T>>(At(j));
+    if (IsFull(j)) return Vector<T>::From(At(j));
     Vector<T> v;
 #pragma unroll
     for (int e = 0; e < kCount; e++) v.x[e] = Has(j, e) ? At(j)[e] : T(-INFINITY);
@@ -62,10 +76,10 @@ class LongRow {
     if (IsFull(j))
       CopyAsync16((float*)to, (const float*)At(j), true);
     else
-      WriteAtOnce(to, Read(j));
+      Read(j).To(to);
   }
   __device__ __forceinline__ void Write(int j, const Vector<T>& v) const {
-    if (IsFull(j)) return WriteAtOnce(At(j), v);
+    if (IsFull(j)) return v.To(At(j));
 #pragma unroll
     for (int e = 0; e < kCount; e++)
       if (Has(j, e)) At(j)[e] = v.x[e];
@@ -124,7 +138,7 @@ __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const
     // Read before the barriers, behind which the gradient may overwrite it.
     const float logit = valid && threadIdx.x == 0 ? (float)x[r * classes + label] : NAN;
     const auto load = [&](int j) {
-      return j < resident ? ReadAtOnce<Vector<T>>(slots + j) : row.Read(j);
+      return j < resident ? Vector<T>::From(slots + j) : row.Read(j);
     };
     WaitForCopies<0>();
     float largest = -INFINITY;

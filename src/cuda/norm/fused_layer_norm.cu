@@ -11,7 +11,6 @@
 // Memory bandwidth limits it.
 #include "cuda/norm/norm.cuh"
 #include "cuda/reduce/group.cuh"
-#include "cuda/runtime/at_once.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -159,7 +158,7 @@ __device__ __forceinline__ void Store(const Floats<T>& to, const Part<L>& part,
         } narrow;
 #pragma unroll
         for (int j = 0; j < L::kVector; j++) narrow.value[j] = T(values[c][j]);
-        WriteAtOnce((T*)to.data + at, narrow);
+        *(Narrow*)((T*)to.data + at) = narrow;
         continue;
       }
     }

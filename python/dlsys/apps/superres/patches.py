@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from ...autodiff import Node, Variable
-from ...describe import described
+from ...data.numbered import NumberedBatches
 from ...errors import DataError
 from .planes import Array
 
@@ -20,7 +19,7 @@ class Pair(NamedTuple):
     wanted: Array
 
 
-class PatchLoader:
+class PatchLoader(NumberedBatches):
     """Batches for `train.fit`: patches (batch_size, 1, side, side) float32 of what a network takes,
     and the middles (batch_size, 1, inner, inner) of what it should make of them, inner = (side - 2
     · margin) · factor: less what depends on pixels that a patch does not have.
@@ -29,9 +28,6 @@ class PatchLoader:
     the eight ways. What a batch has is a function of (seed, its number) alone, for resumed runs
     too. steps: batches in an epoch. DataError for a photo that is smaller than a patch.
     """
-
-    __repr__ = described
-    targets, names = 1, None
 
     def __init__(
         self,
@@ -49,35 +45,18 @@ class PatchLoader:
                 f"pixels small, or have no middle behind margins of {margin}: use another --patch, "
                 "or larger photos"
             )
-        self.batch_size, self._side, self._margin = batch_size, side, margin
-        self._pairs, self._steps, self._seed = pairs, steps, seed
+        self._side, self._margin = side, margin
+        self._pairs, self._seed = pairs, seed
         self._factor = pairs[0].wanted.shape[0] // pairs[0].given.shape[0]
         rooms = [[n - side + 1 for n in pair.given.shape] for pair in pairs]
         self._ends = np.cumsum([rows * columns for rows, columns in rooms])
         self._columns = [columns for _, columns in rooms]
         inner = (side - 2 * margin) * self._factor
-        self._inputs = (
-            Variable("given", (batch_size, 1, side, side), np.float32),
-            Variable("wanted", (batch_size, 1, inner, inner), np.float32),
-        )
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-        return self._steps
-
-    @property
-    def samples(self) -> int:
-        """Patches in an epoch."""
-        return self._steps * self.batch_size
-
-    def inputs(self) -> tuple[Node, ...]:
-        """The Variables that batches are fed to."""
-        return self._inputs
-
-    def epoch(self, number: int, start: int = 0) -> Generator[dict[Node, Any], None, None]:
-        """The feeds of each batch of an epoch, from batch `start` on."""
-        for k in range(start, self._steps):
-            yield dict(zip(self._inputs, self.batch(number * self._steps + k)))
+        fields = {
+            name: ((1, extent, extent), np.float32)
+            for name, extent in (("given", side), ("wanted", inner))
+        }
+        super().__init__(batch_size, steps, fields)
 
     def batch(self, number: int) -> tuple[Array, Array]:
         """The patches of a batch, by its number since the first epoch's beginning."""

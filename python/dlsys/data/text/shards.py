@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...describe import described
 from ...errors import DataError
 from ...files import make_folder, replacing
-from ...graph.node import Node
-from ...ops.leaf import Variable
 from ...ops.random.device_batch import epoch_order
+from ..numbered import NumberedBatches
 from .corpus import Document
 from .tokenizers import Tokenizer, tokenizer_from
 
@@ -159,7 +157,7 @@ def _about(folder: Path) -> dict[str, Any]:
     return about
 
 
-class TokenLoader:
+class TokenLoader(NumberedBatches):
     """Batches of packed sequences, for `train.fit`: inputs (batch_size, length) and targets of the
     same shape, which are one token later, both int64. A sequence goes on across documents.
 
@@ -172,9 +170,6 @@ class TokenLoader:
     >>> [(x.tolist(), y.tolist()) for x, y in loader]
     [([[0, 1, 2, 3], [4, 5, 6, 7]], [[1, 2, 3, 4], [5, 6, 7, 8]])]
     """
-
-    __repr__ = described
-    targets, names = 1, None
 
     def __init__(
         self,
@@ -191,7 +186,7 @@ class TokenLoader:
                 f"TokenLoader: expected batch_size, length and steps >= 1, got {batch_size}, "
                 f"{length} and {steps}"
             )
-        self.tokens, self.batch_size, self.length = tokens, batch_size, length
+        self.tokens, self.length = tokens, length
         self.shuffle, self.seed = shuffle, seed
         # Shuffled passes begin at offsets below `length`, which leaves them a sequence less.
         self._count = (len(tokens) - 1) // length - shuffle
@@ -201,33 +196,9 @@ class TokenLoader:
                 f"TokenLoader: {len(tokens)} tokens make no batch of {batch_size} sequences of "
                 f"{length}; take smaller batches, shorter sequences or more text"
             )
-        self._steps = steps or self._batches
         self._order: tuple[int, Array] = (-1, np.arange(0))
-        self._inputs = tuple(
-            Variable(name, (batch_size, length), np.int64) for name in ("tokens", "targets")
-        )
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-        return self._steps
-
-    @property
-    def samples(self) -> int:
-        """Sequences in an epoch."""
-        return self._steps * self.batch_size
-
-    def inputs(self) -> tuple[Node, ...]:
-        """The Variables that batches are fed to."""
-        return self._inputs
-
-    def epoch(self, number: int, start: int = 0) -> Generator[dict[Node, Any], None, None]:
-        """The feeds of each batch of an epoch, from batch `start` on."""
-        for k in range(start, self._steps):
-            yield dict(zip(self._inputs, self.batch(number * self._steps + k)))
-
-    def __iter__(self) -> Iterator[tuple[Array, Array]]:
-        """The batches of the first epoch."""
-        return (self.batch(k) for k in range(self._steps))
+        field = (length,), np.int64
+        super().__init__(batch_size, steps or self._batches, {"tokens": field, "targets": field})
 
     def batch(self, number: int) -> tuple[Array, Array]:
         """The inputs and targets of a batch, by its number since the first epoch's beginning."""
