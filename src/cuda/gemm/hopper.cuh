@@ -36,10 +36,13 @@ const char* HopperError(const HopperGemm& gemm);
 void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int tiling = -1);
 // True where it can store C before its activation too.
 bool HopperStoresBoth(const HopperGemm& gemm);
+// True where it has code for the activation or gradient: relu and its gradient, and but for 3xtf32,
+// whose results they are not exact enough for, the functions of fast_functions.cuh.
+bool HopperHasFunction(const HopperGemm& gemm);
 // Estimated time in microseconds, on an H200, of one that can.
 double HopperEstimateUs(const HopperGemm& gemm);
 
-constexpr int kHopperTilings = 4;
+constexpr int kHopperTilings = 3;
 std::vector<std::string> HopperTilings();
 bool HopperFits(const HopperGemm& gemm, int tiling);
 

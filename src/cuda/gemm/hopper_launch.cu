@@ -3,6 +3,7 @@
 // hopper_kernel.cuh the kernel and what limits it; the copies are limited by memory bandwidth.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <tuple>
 
@@ -130,55 +131,38 @@ CUtensorMap MapOf(const char* op, const Operand& x, int box_rows) {
 
 // ---- tilings and their costs ----
 
-using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
-                           Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64> >;
+using Tilings =
+    std::tuple<Tiling<1, 256, 2, 3, 256>, Tiling<1, 128, 2, 6, 128>, Tiling<1, 64, 1, 8, 64> >;
 static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
 
 // Measured on an H200: the time of a panel (128 bytes of K), of what a tile costs besides, and of
-// an epilogue in registers or through shared memory; of a fast function in registers, counted: 20
-// instructions an element and the latency of its side.
+// an epilogue of few instructions, or of a function of more.
 struct TilingCost {
   const char* name;
   int tile_m, tile_n, cluster;
-  double panel_us, tile_us, simple_us, fast_us, epilogue_us;
+  double panel_us, tile_us, simple_us, fast_us;
   bool exact, plain;  // has a kernel of 3xtf32, and one of the rest
 };
-constexpr int kPingPong = 1;
 constexpr TilingCost kCosts[kHopperTilings] = {
-    {"128x256", 128, 256, 2, 0.66, 2.4, 1.5, 4, 12, false, true},
-    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 1.5, 4, 12, false, true},
-    {"128x128", 128, 128, 1, 0.37, 1.6, 0.8, 2, 7, true, false},
-    {"128x64", 128, 64, 1, 0.25, 1.2, 0.4, 1, 3.5, true, true}};
-
-// Epilogues that take few instructions: bias, relu (code 1), or its gradient.
-bool IsSimple(const HopperGemm& gemm) { return gemm.activation <= 1 && gemm.gradient <= 1; }
-// Those of fast_functions.cuh, of results of 16 bits.
-bool IsFast(const HopperGemm& gemm) {
-#define DLSYS_IS(code, F) || gemm.activation == code
-  const bool activation = false DLSYS_FAST_ACTIVATIONS(DLSYS_IS);
-#undef DLSYS_IS
-#define DLSYS_IS(code, F) || gemm.gradient == code
-  return gemm.dtype != DL_FLOAT32 && (activation DLSYS_FAST_GRADIENTS(DLSYS_IS));
-#undef DLSYS_IS
-}
-constexpr int kMostSplits = 132;
+    {"128x256", 128, 256, 2, 0.66, 1.0, 0.4, 2, false, true},
+    {"128x128", 128, 128, 2, 0.37, 0.8, 0.3, 1.2, true, true},
+    {"128x64", 128, 64, 1, 0.25, 0.8, 0.2, 0.7, true, true}};
 
 bool IsAligned(const HopperGemm& gemm) {
-  return gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.bias) && Aligned16(gemm.side);
+  return gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.before) && Aligned16(gemm.bias) &&
+         Aligned16(gemm.side);
 }
-// True where the epilogue is done in registers: those of 16 bits are stored by TMA from there.
-bool IsInRegisters(const HopperGemm& gemm) {
-  if (gemm.dtype == DL_FLOAT32) return IsSimple(gemm);
-  const bool tma_rows = gemm.n % 8 == 0 && Aligned16(gemm.c) && Aligned16(gemm.before);
-  return tma_rows && (IsSimple(gemm) || (IsFast(gemm) && IsAligned(gemm)));
+// True where tiles are stored from registers, of 16 bits by TMA; others go through memory first.
+bool IsInBoxes(const HopperGemm& gemm) {
+  return IsAligned(gemm) && (gemm.dtype == DL_FLOAT32 || gemm.n % 8 == 0);
 }
 
 constexpr double kLaunchUs = 0.9, kSplitUs = 6;  // of a launch, and more where K is split
-constexpr double kPartialNbytesUs = 3e6;         // bytes of partial tiles, written and read, a us
+constexpr double kPartialNbytesUs = 3e6;         // bytes of parts of tiles, written and read, a us
 constexpr double kPackUs = 4, kPackNbytesUs = 2.4e6;  // of a copy of an operand
 
 struct Config {
-  int index, split_tiles, splits;
+  int index, split_tiles, workers;
   double us;
 };
 
@@ -186,35 +170,30 @@ int64_t PanelsOf(const HopperGemm& gemm) {
   return CeilDiv(gemm.k, 128 / DtypeNbytes(gemm.dtype)) * (gemm.split ? 3 : 1);
 }
 
-// The time with every tile in one piece, or with those that do not fill a wave of clusters cut
-// along K into the best number of splits.
+// The time with every tile in one piece, or with those that do not fill a wave of clusters shared
+// by all clusters, or by as many as let each tile have the same number of them.
 Config Estimated(const HopperGemm& gemm, int index, int multiprocessors) {
   const TilingCost& cost = kCosts[index];
   const int64_t clusters = multiprocessors / cost.cluster, panels = PanelsOf(gemm);
   const int64_t tiles = CeilDiv(CeilDiv(gemm.m, cost.tile_m), cost.cluster) *
                         CeilDiv(gemm.n, cost.tile_n) * gemm.batch;
-  const int64_t left = tiles % clusters;
+  const int64_t left = tiles % clusters, waves = tiles / clusters;
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
-  const double epilogue_us = plain            ? 0
-                             : IsSimple(gemm) ? cost.simple_us
-                             : IsFast(gemm)   ? cost.fast_us
-                                              : cost.epilogue_us;
-  // Of a tile; under ping-pong one consumer's epilogue and the other's products go on together.
+  const bool simple = gemm.activation <= 1 && gemm.gradient <= 1;
+  const double epilogue_us = plain ? 0 : simple ? cost.simple_us : cost.fast_us;
   const auto tile_us = [&](double of_panels) {
-    const double main_us = of_panels * cost.panel_us + cost.tile_us;
-    if (index != kPingPong) return main_us + epilogue_us;
-    return std::max(main_us, (main_us + epilogue_us) / 2);
+    return of_panels * cost.panel_us + cost.tile_us + epilogue_us;
   };
-  const auto waves_us = [&](int64_t segments, int64_t of_panels) {
-    return (double)CeilDiv(segments, clusters) * tile_us((double)of_panels);
-  };
-  Config best{index, 0, 1, waves_us(tiles, panels)};
-  for (int64_t splits = 2; splits <= std::min<int64_t>(panels / 2, kMostSplits); splits++) {
-    const double nbytes = (double)(left * splits * cost.cluster * cost.tile_m * cost.tile_n) * 8;
-    const double us = waves_us(tiles - left, panels) +
-                      waves_us(left * splits, CeilDiv(panels, splits)) + kSplitUs +
-                      nbytes / kPartialNbytesUs;
-    if (left && us < best.us) best = {index, (int)left, (int)splits, us};
+  const double wave_us = tile_us((double)panels);
+  Config best{index, 0, 0, (double)(waves + (left > 0)) * wave_us};
+  if (left == 0 || left * panels * clusters > INT32_MAX) return best;
+  for (const int64_t workers : {clusters, clusters / left * left}) {
+    const int64_t share = CeilDiv(left * panels, workers), parts = left + workers;
+    if (workers == left || share < 2) continue;
+    const double nbytes = (double)(parts * cost.cluster * cost.tile_m * cost.tile_n) * 8;
+    const double us =
+        (double)waves * wave_us + tile_us((double)share) + kSplitUs + nbytes / kPartialNbytesUs;
+    if (us < best.us) best = {index, (int)left, (int)workers, us};
   }
   return best;
 }
@@ -226,7 +205,7 @@ bool HasKernel(const HopperGemm& gemm, int tiling) {
 Config BestConfig(const HopperGemm& gemm, int tiling) {
   const int multiprocessors = Multiprocessors(gemm.ctx.device_id);
   if (tiling >= 0) return Estimated(gemm, tiling, multiprocessors);
-  Config best = {0, 0, 1, INFINITY};
+  Config best = {0, 0, 0, INFINITY};
   for (int k = 0; k < kHopperTilings; k++) {
     if (!HasKernel(gemm, k)) continue;
     const Config other = Estimated(gemm, k, multiprocessors);
@@ -245,7 +224,6 @@ template <class E, class T, bool kAlongM, bool kAlongN, bool kExact = false>
 void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
                 const Config& config, DLStream stream) {
   constexpr int kBand = 16;  // row tiles: their panels of A and a wave's of B stay in L2
-  constexpr int kParts = T::kCluster * T::kParts;
   Params params = {};
   params.m = (int)gemm.m, params.n = (int)gemm.n, params.batch = (int)gemm.batch;
   params.passes = gemm.split ? 3 : 1;
@@ -253,35 +231,42 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
   params.row_tiles = (int)CeilDiv(CeilDiv(gemm.m, T::kTileM), T::kCluster);
   params.col_tiles = (int)CeilDiv(gemm.n, T::kTileN);
   params.band = kBand / T::kCluster;
-  params.split_tiles = config.split_tiles, params.splits = config.splits;
+  params.split_tiles = config.split_tiles, params.workers = config.workers;
+  params.groups = std::max(1, std::gcd(config.split_tiles, config.workers));
   params.c = gemm.c, params.before = gemm.before, params.bias = gemm.bias, params.side = gemm.side;
   params.activation = gemm.activation, params.gradient = gemm.gradient;
+  params.gate =
+      gemm.activation == 4 || gemm.gradient == 2 ? fast::Gate::Silu() : fast::Gate::GeluTanh();
+  params.aligned = IsAligned(gemm), params.in_boxes = IsInBoxes(gemm);
   const int64_t tiles = (int64_t)params.row_tiles * params.col_tiles * gemm.batch;
-  const int64_t split_segments = (int64_t)config.split_tiles * config.splits;
-  const int64_t clusters = std::min(Multiprocessors(gemm.ctx.device_id) / T::kCluster,
-                                    (int)(split_segments + tiles - config.split_tiles));
-  params.aligned = IsAligned(gemm);
-  params.in_registers = IsInRegisters(gemm);
+  const int most = Multiprocessors(gemm.ctx.device_id) / T::kCluster;
+  const int clusters = params.split_tiles ? most : (int)std::min<int64_t>(most, tiles);
   const CUtensorMap map_a = MapOf<E>(op, a, T::kTileM);
   const CUtensorMap map_b = MapOf<E>(op, b, T::kTileN / T::kCluster);
-  const auto map_of_result = [&](void* data) {
-    return sizeof(E) == 2 && params.in_registers && data
-               ? MapOf<E>(op, data, gemm.n, gemm.m, gemm.n, gemm.batch, T::kRows)
+  const auto map_of_boxes = [&](const void* data) {
+    return params.in_boxes && data
+               ? BoxMap(op, kDtype<E>, data, gemm.n, gemm.m, gemm.n, gemm.batch, /*box_outer=*/16,
+                        /*rounds=*/false)
                : CUtensorMap{};
   };
-  const CUtensorMap map_c = map_of_result(gemm.c), map_before = map_of_result(gemm.before);
+  const CUtensorMap map_c = map_of_boxes(sizeof(E) == 2 ? gemm.c : nullptr);
+  const CUtensorMap map_other = map_of_boxes(gemm.before ? gemm.before : gemm.side);
   std::optional<Scratch> partial, arrivals;
-  if (split_segments) {
-    const int64_t counters = (int64_t)config.split_tiles * kParts;
-    const int64_t nbytes = split_segments * kParts * T::kQuads * 128 * (int64_t)sizeof(float4);
-    partial.emplace(gemm.ctx, nbytes, stream);
+  const int64_t parts = params.split_tiles + params.workers + (params.in_boxes ? 0 : clusters);
+  if (parts) {
+    const int64_t of_part = T::kCluster * T::kTileM * T::kTileN * (int64_t)sizeof(float);
+    partial.emplace(gemm.ctx, parts * of_part, stream);
+    params.partial = (float4*)partial->data();
+  }
+  if (params.split_tiles) {
+    const int counters = params.split_tiles * T::kCluster * T::kConsumers;
     arrivals.emplace(gemm.ctx, counters * (int64_t)sizeof(unsigned), stream);
-    params.partial = (float4*)partial->data(), params.arrivals = (unsigned*)arrivals->data();
-    Launch(op, ZeroKernel, Blocks(counters), kThreads, 0, stream, params.arrivals, (int)counters);
+    params.arrivals = (unsigned*)arrivals->data();
+    Launch(op, ZeroKernel, Blocks(counters), kThreads, 0, stream, params.arrivals, counters);
   }
   LaunchClusters(op, GemmKernel<E, T, kAlongM, kAlongN, kExact>, (unsigned)(clusters * T::kCluster),
                  T::kCluster, T::kThreads, T::kSharedNbytes, true, stream, map_a, map_b, map_c,
-                 map_before, params);
+                 map_other, params);
 }
 
 template <class E, int kTiling>
@@ -329,6 +314,7 @@ const char* HopperError(const HopperGemm& gemm) {
   if (std::max({gemm.m, gemm.n, gemm.k, gemm.batch}) > kMost)
     return "it takes at most 2^30 rows and columns";
   if (gemm.split && gemm.batch > 1) return "in 3xtf32 it takes one product at a time";
+  if (!HopperHasFunction(gemm)) return "it has no code for this activation";
   return "";
 }
 
@@ -350,7 +336,25 @@ double HopperEstimateUs(const HopperGemm& gemm) {
 }
 
 bool HopperStoresBoth(const HopperGemm& gemm) {
-  return gemm.dtype != DL_FLOAT32 && IsInRegisters(gemm);
+  return gemm.dtype != DL_FLOAT32 && HopperHasFunction(gemm);
+}
+
+bool HopperHasFunction(const HopperGemm& gemm) {
+  const bool fast = !gemm.split;
+  switch (gemm.activation) {
+    case 0:
+    case 1:
+      break;
+    case 2:
+    case 4:
+    case 5:
+    case 6:
+      if (fast) break;
+      [[fallthrough]];
+    default:
+      return false;
+  }
+  return gemm.gradient <= 1 || (fast && gemm.gradient <= 4);
 }
 
 bool HopperFits(const HopperGemm& gemm, int tiling) { return HasKernel(gemm, tiling); }

@@ -59,9 +59,11 @@ namespace {
 template <size_t kAxes>
 CUtensorMap Encoded(const char* op, int dtype, const void* data,
                     const std::array<int64_t, kAxes>& extents,
-                    const std::array<int64_t, kAxes - 1>& strides, int box_rows) {
+                    const std::array<int64_t, kAxes - 1>& strides, int box_rows,
+                    bool rounds = true) {
   const int64_t size = DtypeNbytes(dtype);
-  const CUtensorMapDataType type = dtype == DL_FLOAT32    ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+  const CUtensorMapDataType type = dtype == DL_FLOAT32 ? rounds ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                    : dtype == DL_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                           : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   cuuint64_t dimensions[kAxes], nbytes[kAxes - 1];
@@ -84,8 +86,9 @@ CUtensorMap Encoded(const char* op, int dtype, const void* data,
 }  // namespace
 
 CUtensorMap BoxMap(const char* op, int dtype, const void* data, int64_t inner, int64_t outer,
-                   int64_t pitch, int64_t batch, int box_outer) {
-  return Encoded<3>(op, dtype, data, {inner, outer, batch}, {pitch, pitch * outer}, box_outer);
+                   int64_t pitch, int64_t batch, int box_outer, bool rounds) {
+  return Encoded<3>(op, dtype, data, {inner, outer, batch}, {pitch, pitch * outer}, box_outer,
+                    rounds);
 }
 
 CUtensorMap HeadMap(const char* op, int dtype, const void* data,
