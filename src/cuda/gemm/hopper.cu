@@ -17,6 +17,7 @@ HopperGemm ForHopper(const Gemm& p, int64_t batch = 1) {
   gemm.bias = p.epilogue.bias, gemm.side = p.epilogue.side;
   gemm.activation = p.epilogue.activation, gemm.gradient = p.epilogue.gradient;
   gemm.before = p.epilogue.before;
+  gemm.sums = p.sums, gemm.sums_of_a = p.sums_of_a;
   return gemm;
 }
 
@@ -55,8 +56,12 @@ void Run(const char* op, const Gemm& p, int variant, DLStream stream) {
     return floats.StoreResult();
   }
   RunHopperGemm(op, FirstStep(p), stream, variant);
-  if (IsInTwoSteps(p)) return RunEpilogueAndSums(op, p, stream);
-  if (p.sums) RunOperandSums(op, p, stream);
+  if (IsInTwoSteps(p)) {
+    Gemm rest = p;
+    if (HopperMakesSums(FirstStep(p))) rest.sums = nullptr;
+    return RunEpilogueAndSums(op, rest, stream);
+  }
+  if (p.sums && !HopperMakesSums(ForHopper(p))) RunOperandSums(op, p, stream);
 }
 
 }  // namespace

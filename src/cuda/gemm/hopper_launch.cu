@@ -9,6 +9,7 @@
 
 #include "cuda/gemm/hopper.cuh"
 #include "cuda/gemm/hopper_kernel.cuh"
+#include "cuda/reduce/reduce.cuh"
 #include "cuda/runtime/tensor_map.cuh"
 
 namespace dlsys {
@@ -63,6 +64,60 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+constexpr int kTransposeTile = 64;
+
+// The same of float32 that is transposed and not split, a tile of 64 x 64 at a time in accesses of
+// 16 bytes; `rows` is a multiple of four. A block takes a strip of K of 64 rows, and leaves the
+// sums of these in `sums` (strips, rows), if any.
+__global__ void __launch_bounds__(kThreads)
+    TransposeKernel(const float* x, int64_t rows, int64_t k, int64_t pitch, int strips,
+                    float* packed, float* sums) {
+  constexpr int kTile = kTransposeTile, kQuads = kTile / 4, kLines = kThreads / kQuads;
+  __shared__ float tile[kTile][kTile + 1];
+  const int quad = threadIdx.x % kQuads, line = threadIdx.x / kQuads;
+  const int64_t k_tiles = CeilDiv(pitch, kTile), jobs = CeilDiv(rows, kTile) * strips;
+  for (int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
+    const int64_t row0 = job / strips * kTile, strip = job % strips;
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int64_t t = k_tiles * strip / strips; t < k_tiles * (strip + 1) / strips; t++) {
+      const int64_t k0 = t * kTile;
+      float4 v[kTile / kLines];
+#pragma unroll
+      for (int u = 0; u < kTile / kLines; u++) {
+        const int64_t at = k0 + line + u * kLines, row = row0 + quad * 4;
+        v[u] = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (at < k && row < rows) v[u] = *(const float4*)(x + at * rows + row);
+      }
+      __syncthreads();  // the tile has been read
+#pragma unroll
+      for (int u = 0; u < kTile / kLines; u++) {
+        float* const to = &tile[line + u * kLines][quad * 4];
+        to[0] = v[u].x, to[1] = v[u].y, to[2] = v[u].z, to[3] = v[u].w;
+        sum.x += v[u].x, sum.y += v[u].y, sum.z += v[u].z, sum.w += v[u].w;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int u = 0; u < kTile / kLines; u++) {
+        const int r = line + u * kLines, at = quad * 4;
+        if (row0 + r < rows && k0 + at < pitch)
+          *(float4*)(packed + (row0 + r) * pitch + k0 + at) =
+              make_float4(tile[at][r], tile[at + 1][r], tile[at + 2][r], tile[at + 3][r]);
+      }
+    }
+    if (!sums) continue;
+    __syncthreads();
+    float* const to = &tile[line][quad * 4];
+    to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
+    __syncthreads();
+    if (threadIdx.x < kTile && row0 + threadIdx.x < rows) {
+      float total = tile[0][threadIdx.x];
+#pragma unroll
+      for (int l = 1; l < kLines; l++) total += tile[l][threadIdx.x];
+      sums[strip * rows + row0 + threadIdx.x] = total;
+    }
+  }
+}
+
 // An operand as TMA reads it: `rows` along M or N; `across` where they are its inner extent.
 struct Operand {
   const void* data;
@@ -79,6 +134,11 @@ bool IsPacked(const HopperGemm& gemm, const void* data, bool across, int64_t inn
   return gemm.split || !Aligned16(data) || nbytes % 16 || (gemm.dtype == DL_FLOAT32 && across);
 }
 
+// True where TransposeKernel packs it.
+bool IsTransposed(const HopperGemm& gemm, const void* data, bool across, int64_t rows) {
+  return gemm.dtype == DL_FLOAT32 && !gemm.split && across && rows % 4 == 0 && Aligned16(data);
+}
+
 // Elements between the rows of a packed operand: those of long rows begin at lines of 128 bytes, as
 // the boxes do that are read of them.
 int64_t PackedPitch(const HopperGemm& gemm) {
@@ -86,18 +146,24 @@ int64_t PackedPitch(const HopperGemm& gemm) {
   return RoundUp(gemm.k, (gemm.k * size < 1024 ? 16 : 128) / size);
 }
 
-// Its packed copy, in scratch memory that lives as long as this.
+// Its packed copy, in scratch memory that lives as long as this, and its sums, if wanted and made
+// on the way.
 template <class E>
 class OperandOf {
  public:
   OperandOf(const char* op, const HopperGemm& gemm, const void* data, int64_t rows, bool across,
-            DLStream stream) {
+            float* sums, DLStream stream) {
     const int64_t inner = across ? rows : gemm.k, k = gemm.k;
     operand_ = {data, rows, k, inner, gemm.batch, across};
     if (!IsPacked(gemm, data, across, inner)) return;
     const int64_t pitch = PackedPitch(gemm), parts = gemm.split ? 2 : 1;
     packed_.emplace(gemm.ctx, parts * gemm.batch * rows * pitch * (int64_t)sizeof(E), stream);
     operand_ = {packed_->data(), rows, k, pitch, parts * gemm.batch, false};
+    if constexpr (sizeof(E) == 4)
+      if (IsTransposed(gemm, data, across, rows)) {
+        Transpose(op, gemm, (const float*)data, pitch, sums, stream);
+        return;
+      }
     const int64_t tiles = CeilDiv(rows, kPackTile) * CeilDiv(pitch, kPackTile);
     LaunchPack(op, (const E*)data, rows, k, pitch, across, gemm.split, gemm.batch, tiles, stream);
   }
@@ -109,6 +175,20 @@ class OperandOf {
     for (int64_t z = 0; z < batch; z++)
       Launch(op, PackKernel<E>, Blocks(tiles, 1), kThreads, 0, stream, x + z * rows * k, rows, k,
              pitch, across, split, (E*)packed_->data() + z * rows * pitch);
+  }
+  void Transpose(const char* op, const HopperGemm& gemm, const float* x, int64_t pitch, float* sums,
+                 DLStream stream) {
+    const int64_t wanted = 8 * Multiprocessors(gemm.ctx.device_id), rows = operand_.rows;
+    const int64_t row_tiles = CeilDiv(rows, kTransposeTile),
+                  k_tiles = CeilDiv(pitch, kTransposeTile);
+    const int64_t strips = std::min(k_tiles, CeilDiv(wanted, row_tiles));
+    std::optional<Scratch> partial;
+    if (sums) partial.emplace(gemm.ctx, strips * rows * (int64_t)sizeof(float), stream);
+    for (int64_t z = 0; z < gemm.batch; z++)
+      Launch(op, TransposeKernel, Blocks(row_tiles * strips, 1), kThreads, 0, stream,
+             x + z * rows * gemm.k, rows, gemm.k, pitch, (int)strips,
+             packed_->floats() + z * rows * pitch, sums ? partial->floats() : nullptr);
+    if (sums) SumAxis(op, gemm.ctx, partial->floats(), 1, strips, rows, 1.f, sums, stream);
   }
   Operand operand_;
   std::optional<Scratch> packed_;
@@ -159,7 +239,7 @@ bool IsInBoxes(const HopperGemm& gemm) {
 
 constexpr double kLaunchUs = 0.9, kSplitUs = 6;  // of a launch, and more where K is split
 constexpr double kPartialNbytesUs = 3e6;         // bytes of parts of tiles, written and read, a us
-constexpr double kPackUs = 4, kPackNbytesUs = 2.4e6;  // of a copy of an operand
+constexpr double kPackUs = 4, kPackNbytesUs = 3.2e6;  // of a copy of an operand
 
 struct Config {
   int index, split_tiles, workers;
@@ -297,8 +377,11 @@ void LaunchBest(const char* op, const HopperGemm& gemm, const Operand& a, const 
 
 template <class E>
 void RunOf(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
-  const OperandOf<E> a(op, gemm, gemm.a, gemm.m, gemm.trans_a, stream);
-  const OperandOf<E> b(op, gemm, gemm.b, gemm.n, !gemm.trans_b, stream);
+  float* const sums = HopperMakesSums(gemm) ? gemm.sums : nullptr;
+  const OperandOf<E> a(op, gemm, gemm.a, gemm.m, gemm.trans_a, gemm.sums_of_a ? sums : nullptr,
+                       stream);
+  const OperandOf<E> b(op, gemm, gemm.b, gemm.n, !gemm.trans_b, gemm.sums_of_a ? nullptr : sums,
+                       stream);
   LaunchBest<E>(op, gemm, a.get(), b.get(), BestConfig(gemm, tiling), stream,
                 std::make_index_sequence<kHopperTilings>());
 }
@@ -333,6 +416,12 @@ double HopperEstimateUs(const HopperGemm& gemm) {
   };
   return kLaunchUs + BestConfig(gemm, -1).us + pack_us(gemm.a, gemm.m, gemm.trans_a) +
          pack_us(gemm.b, gemm.n, !gemm.trans_b);
+}
+
+bool HopperMakesSums(const HopperGemm& gemm) {
+  const bool summed = gemm.sums && gemm.m > 0 && gemm.n > 0 && gemm.k > 0 && gemm.batch == 1;
+  return summed && (gemm.sums_of_a ? IsTransposed(gemm, gemm.a, gemm.trans_a, gemm.m)
+                                   : IsTransposed(gemm, gemm.b, !gemm.trans_b, gemm.n));
 }
 
 bool HopperStoresBoth(const HopperGemm& gemm) {
