@@ -26,10 +26,12 @@ namespace hopper {
 
 // A tile of 128 WarpgroupM rows, of which each consumer takes half, and TileN columns. What a
 // consumer's epilogue reads and writes goes through StagingN columns of 16 bits in shared memory.
-template <int WarpgroupM, int TileN, int Cluster, int Stages, int StagingN>
+template <int WarpgroupM, int TileN, int Cluster, int Stages, int StagingN,
+          bool OfGradients = false>
 struct Tiling {
   static constexpr int kWarpgroupM = WarpgroupM, kTileN = TileN, kCluster = Cluster;
   static constexpr int kStages = Stages, kStagingN = StagingN;
+  static constexpr bool kOfGradients = OfGradients;  // alone, of epilogues with a function
   static constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = WarpgroupM * 64;  // of a consumer
   static constexpr int kTileM = kConsumers * kRows;
@@ -121,6 +123,11 @@ class Segments {
   int at_, end_;
 };
 
+template <class T>
+__device__ __forceinline__ uint32_t ClusterRankOf() {
+  return T::kCluster > 1 ? ClusterRank() : 0;
+}
+
 // The first row and column of this block's tile, and its batch. Tiles go down the rows of a band,
 // then to the next column.
 struct TileOrigin {
@@ -159,7 +166,7 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
                                         uint32_t empty) {
   constexpr int kTileK = 128 / (int)sizeof(E), kRowsB = T::kTileN / T::kCluster;
   constexpr bool kMulticast = T::kCluster > 1;
-  const uint32_t rank = kMulticast ? ClusterRank() : 0;
+  const uint32_t rank = ClusterRankOf<T>();
   RingPosition<T::kStages> at;
   Segments<T> segments(params);
   for (Segment segment; segments.Next(segment);) {
@@ -248,6 +255,9 @@ __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int
 
 // ---- the epilogue ----
 
+template <int kCode>
+using Code = std::integral_constant<int, kCode>;
+
 // Two elements of a row, in one register where they are of 16 bits.
 template <class E>
 using Pair = std::conditional_t<sizeof(E) == 2, uint32_t, float2>;
@@ -296,7 +306,14 @@ class Boxes {
   static constexpr int kRowGroups = T::kWarpgroupM;    // of 16 rows of a warp
   using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
 
-  // `buffers` are those of this warp, `barriers` one for each of them.
+  // True where the warps beside the producer make factors of the side: of bfloat16, as float16.
+  static constexpr bool kHasFactors = std::is_same_v<E, bfloat16> && T::kOfGradients;
+  static __device__ __forceinline__ bool MakesFactors(const Params& params) {
+    return kHasFactors && params.gradient > 1;
+  }
+
+  // `buffers` are those of this warp. `barriers` are two for each: its side is there, and has
+  // become factors.
   __device__ __forceinline__ Boxes(const Params& params, unsigned char* buffers, uint32_t barriers)
       : params_(params), buffers_(buffers), barriers_(barriers) {}
 
@@ -316,13 +333,27 @@ class Boxes {
   // Reads the side of box `index`, and asks for that of the box that takes its buffer.
   __device__ __forceinline__ void ReadSide(const CUtensorMap* map_side, int index, Pairs& side) {
     static_assert(sizeof(E) == 4 || kCount <= T::kBuffers, "results lie where the side was");
-    WaitForPhase(barriers_ + loaded_.stage * 8, loaded_.parity);
+    WaitForPhase(BarrierOf(loaded_.stage, MakesFactors(params_)), loaded_.parity);
     ForPairs([&](int i, int j, int half, int at) {
       side[i][j][half] = *(const Pair<E>*)(BufferOf(loaded_.stage) + at);
     });
     __syncwarp();
     if (index + T::kBuffers < kCount && threadIdx.x % 32 == 0) Load(map_side, index + T::kBuffers);
     loaded_.Advance();
+  }
+
+  // Makes factors of the side of box `index` of another warp's tile.
+  template <class F>
+  __device__ __forceinline__ void MakeFactors(int index, uint32_t parity, F&& function) const {
+    unsigned char* const buffer = BufferOf(index);
+    WaitForPhase(BarrierOf(index, false), parity);
+    ForPairs([&](int, int, int, int at) {
+      uint32_t& pair = *(uint32_t*)(buffer + at);
+      pair = RoundedPair<float16>(function(ElementOf<0, E>(pair), 1.f),
+                                  function(ElementOf<1, E>(pair), 1.f));
+    });
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ArriveAt(BarrierOf(index, true), ClusterRankOf<T>());
   }
 
   // Stores box `index` of C or of another array of its shape, of 16 bits where its side was, or in
@@ -369,16 +400,20 @@ class Boxes {
  private:
   static constexpr int kNbytes = 16 * 128;  // of a box
 
+  __device__ __forceinline__ uint32_t BarrierOf(int buffer, bool of_factors) const {
+    return barriers_ + (buffer * 2 + of_factors) * 8;
+  }
   __device__ __forceinline__ unsigned char* BufferOf(int buffer) const {
     return buffers_ + buffer * kRowGroups * kNbytes;
   }
   __device__ __forceinline__ void Load(const CUtensorMap* map_side, int index) {
     const int buffer = index % T::kBuffers, col = origin_.col + index * kBlocks * 8;
-    ArriveExpecting(barriers_ + buffer * 8, kRowGroups * kNbytes);
+    const uint32_t barrier = BarrierOf(buffer, false);
+    ArriveExpecting(barrier, kRowGroups * kNbytes);
 #pragma unroll
     for (int i = 0; i < kRowGroups; i++)
-      LoadBox<false>(SharedAddress(BufferOf(buffer)) + i * kNbytes, map_side,
-                     barriers_ + buffer * 8, col, origin_.row + i * 64, origin_.z);
+      LoadBox<false>(SharedAddress(BufferOf(buffer)) + i * kNbytes, map_side, barrier, col,
+                     origin_.row + i * 64, origin_.z);
   }
   // Calls f with the place of each pair among accumulators and where it is in a buffer.
   template <class F>
@@ -405,32 +440,31 @@ class Boxes {
   int next_ = 0;
 };
 
-// Calls f with the epilogue's function of an element of side and one of C, and whether it is an
-// activation. All code is inlined, for a call would make the compiler wait after each wgmma.
+// Calls f with the epilogue's function of an element of side and one of C, and with its code as a
+// type, below 0 that of a gradient. All code is inlined, for a call would make the compiler wait
+// after each wgmma.
 template <class F>
 __device__ __forceinline__ void WithFunction(const Params& params, F&& f) {
-  constexpr std::true_type kActivation;
-  constexpr std::false_type kGradient;
+  const auto gate = params.gate;
   switch (params.activation) {
     case 1:
-      return f([](float, float x) { return fn::Relu{}(x); }, kActivation);
+      return f([](float, float x) { return fn::Relu{}(x); }, Code<1>());
     case 2:
-      return f([](float, float x) { return fast::Logistic(x); }, kActivation);
+      return f([](float, float x) { return fast::Logistic(x); }, Code<2>());
     case 5:
-      return f([](float, float x) { return fast::Gelu(x); }, kActivation);
+      return f([](float, float x) { return fast::Gelu(x); }, Code<5>());
     case 4:
     case 6:
-      return f([gate = params.gate](float, float x) { return gate.Of(x); }, kActivation);
+      return f([gate](float, float x) { return gate.Of(x); }, Code<6>());
   }
   switch (params.gradient) {
     case 1:
-      return f([](float side, float x) { return fn::ReluGradient{}(side, x); }, kGradient);
+      return f([](float side, float x) { return fn::ReluGradient{}(side, x); }, Code<-1>());
     case 3:
-      return f([](float side, float x) { return fast::GeluGradient(side, x); }, kGradient);
+      return f([](float side, float x) { return fast::GeluGradient(side, x); }, Code<-3>());
     case 2:
     case 4:
-      return f([gate = params.gate](float side, float x) { return gate.Gradient(side, x); },
-               kGradient);
+      return f([gate](float side, float x) { return gate.Gradient(side, x); }, Code<-4>());
   }
 }
 
@@ -447,7 +481,7 @@ __device__ __forceinline__ void ReadBias(Pair<E> (&bias)[T::kBlocks], const Para
 // Stores a consumer's part of a tile with its epilogue. The loop over boxes is rolled where there
 // is a function, so that there is code for two; accumulators move down to the registers that it
 // reads.
-template <class E, class T, bool kSide, bool kBefore, bool kRolled, class F>
+template <class E, class T, bool kSide, bool kBefore, bool kRolled, class Side = E, class F>
 __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
                                            Boxes<E, T>& boxes, const Params& params,
                                            const CUtensorMap* map_c, const CUtensorMap* map_other,
@@ -468,8 +502,8 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
 #pragma unroll
             for (int half = 0; half < 2; half++) {
               const Pair<E>& of_side = side[i][j][half];
-              x[i][j][half] = RoundedPair<E>(f(ElementOf<0, E>(of_side), v[2 * half]),
-                                             f(ElementOf<1, E>(of_side), v[2 * half + 1]));
+              x[i][j][half] = RoundedPair<E>(f(ElementOf<0, Side>(of_side), v[2 * half]),
+                                             f(ElementOf<1, Side>(of_side), v[2 * half + 1]));
             }
           }
         }
@@ -512,13 +546,23 @@ template <class E, class T>
 __device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
                                           Boxes<E, T>& boxes, const Params& params,
                                           const CUtensorMap* map_c, const CUtensorMap* map_other) {
-  if (!params.activation && !params.gradient)
-    return StoreBoxes<E, T, false, false, false>(d, bias, boxes, params, map_c, map_other,
-                                                 [](float, float x) { return x; });
-  WithFunction(params, [&](auto&& function, auto activation) {
-    constexpr bool kActivation = decltype(activation)::value;
-    StoreBoxes<E, T, !kActivation, sizeof(E) == 2 && kActivation, true>(d, bias, boxes, params,
-                                                                        map_c, map_other, function);
+  constexpr bool kHasGradients = sizeof(E) == 4 || Boxes<E, T>::kCount <= T::kBuffers;
+  if constexpr (!T::kOfGradients)
+    if (!params.activation && !params.gradient)
+      return StoreBoxes<E, T, false, false, false>(d, bias, boxes, params, map_c, map_other,
+                                                   [](float, float x) { return x; });
+  if constexpr (Boxes<E, T>::kHasFactors)
+    if (boxes.MakesFactors(params))
+      return StoreBoxes<E, T, true, false, false, float16>(
+          d, bias, boxes, params, map_c, map_other,
+          [](float factor, float x) { return factor * x; });
+  WithFunction(params, [&](auto&& function, auto code) {
+    constexpr bool kActivation = code.value > 0;
+    if constexpr (kActivation && !T::kOfGradients)
+      StoreBoxes<E, T, false, sizeof(E) == 2, true>(d, bias, boxes, params, map_c, map_other,
+                                                    function);
+    if constexpr (!kActivation && kHasGradients && (code.value == -1 || !Boxes<E, T>::kHasFactors))
+      StoreBoxes<E, T, true, false, true>(d, bias, boxes, params, map_c, map_other, function);
   });
 }
 
@@ -552,6 +596,37 @@ __device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Par
   if (thread == 0 && segment.splits > 1) CountUp(ArrivalsOf<T>(params, segment, rank, consumer));
 }
 
+// Waits until `count` splits of a tile are written.
+__device__ __forceinline__ void WaitForSplits(const unsigned* arrivals, int count, int consumer) {
+  if (threadIdx.x % 128 == 0)
+    while (LoadAcquire(arrivals) < (unsigned)count) __nanosleep(64);
+  SyncThreads(1 + consumer, 128);
+}
+
+// Adds the other splits of a tile to the first, which accumulators hold.
+template <class T>
+__device__ __forceinline__ void AddPartials(Accumulators<T>& d, const Params& params,
+                                            const Segment& segment, uint32_t rank, int consumer) {
+  constexpr int kAtOnce = 8;
+  WaitForSplits(ArrivalsOf<T>(params, segment, rank, consumer), segment.splits - 1, consumer);
+#pragma unroll 1
+  for (int split = 1; split < segment.splits; split++) {
+    const float4* from =
+        PartialOf<T>(params, segment.slot + split, rank, consumer) + threadIdx.x % 128;
+#pragma unroll
+    for (int first = 0; first < T::kQuads; first += kAtOnce) {
+      float4 v[kAtOnce];
+#pragma unroll
+      for (int q = 0; q < kAtOnce; q++) v[q] = from[(first + q) * 128];
+#pragma unroll
+      for (int q = 0; q < kAtOnce; q++) {
+        float (&x)[4] = d[(first + q) / T::kBlocks][(first + q) % T::kBlocks];
+        x[0] += v[q].x, x[1] += v[q].y, x[2] += v[q].z, x[3] += v[q].w;
+      }
+    }
+  }
+}
+
 // Waits for all splits of a tile, adds one of as many slices of them, and stores it; whole tiles
 // come here as well where rows allow no wide access.
 template <class E, class T>
@@ -560,9 +635,10 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
   constexpr int kBatch = 4, kItems = T::kQuads * 128;
   const int thread = threadIdx.x % 128;
   const unsigned* arrivals = ArrivalsOf<T>(params, segment, rank, consumer);
-  if (thread == 0 && segment.splits > 1)
-    while (LoadAcquire(arrivals) < (unsigned)segment.splits) __nanosleep(64);
-  SyncThreads(1 + consumer, 128);
+  if (segment.splits > 1)
+    WaitForSplits(arrivals, segment.splits, consumer);
+  else
+    SyncThreads(1 + consumer, 128);
   const int begin = kItems * segment.split / segment.splits;
   const int end = kItems * (segment.split + 1) / segment.splits;
 #pragma unroll 1
@@ -612,13 +688,50 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
   }
 }
 
+// Of so few splits the first gets the sums of the others, of more each makes a slice.
+constexpr int kMostOwned = 4;
+// True where the cluster that makes the segment stores its tile from registers.
+__device__ __forceinline__ bool IsInBoxes(const Params& params, const Segment& segment) {
+  return params.in_boxes && segment.split == 0 && segment.splits <= kMostOwned;
+}
+
+// Those of a warp of the consumers.
+template <class E, class T>
+__device__ __forceinline__ Boxes<E, T> BoxesOf(const Params& params, unsigned char* shared,
+                                               uint32_t empty, int warp) {
+  return Boxes<E, T>(params, shared + T::kStages * T::kStageNbytes + warp * (T::kStagingNbytes / 4),
+                     empty + (T::kStages + 2 * warp * T::kBuffers) * 8);
+}
+
+// Makes factors of the consumers' sides, of some of their warps: warp `index` of `count`. Boxes are
+// made in the order in which they are loaded and used.
+template <class E, class T, int kCount>
+__device__ __forceinline__ void Help(const Params& params, unsigned char* shared, uint32_t empty,
+                                     int index) {
+  constexpr int kBoxes = Boxes<E, T>::kCount;
+  RingPosition<kBoxes> at;
+  Segments<T> segments(params);
+  for (Segment segment; segments.Next(segment);) {
+    if (!IsInBoxes(params, segment)) continue;
+    WithFunction(params, [&](auto&& function, auto code) {
+      if constexpr (code.value < -1) {
+#pragma unroll 1
+        for (int job = index; job < kBoxes * T::kWarps; job += kCount)
+          BoxesOf<E, T>(params, shared, empty, job % T::kWarps)
+              .MakeFactors(job / T::kWarps, at.parity, function);
+      }
+    });
+    at.Advance(kBoxes);
+  }
+}
+
 template <class E, class T, bool kAlongM, bool kAlongN, bool kExact>
 __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensorMap* map_other,
                                         const Params& params, unsigned char* shared, uint32_t full,
                                         uint32_t empty) {
   const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int first_row = consumer * T::kRows;
-  const uint32_t rank = T::kCluster > 1 ? ClusterRank() : 0, memory = SharedAddress(shared);
+  const uint32_t rank = ClusterRankOf<T>(), memory = SharedAddress(shared);
   const auto origin_of = [&](const Segment& segment) {
     TileOrigin origin = OriginOf<T>(params, segment.tile, rank);
     origin.row += first_row;
@@ -627,16 +740,14 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   const auto release = [&](int stage) {
     if (thread < T::kCluster) ArriveAt(empty + stage * 8, thread);
   };
-  const int warp = threadIdx.x / 32;
-  Boxes<E, T> boxes(params, shared + T::kStages * T::kStageNbytes + warp * (T::kStagingNbytes / 4),
-                    empty + (T::kStages + warp * T::kBuffers) * 8);
+  Boxes<E, T> boxes = BoxesOf<E, T>(params, shared, empty, threadIdx.x / 32);
   Accumulators<T> d;
   Pair<E> bias[T::kBlocks];
   RingPosition<T::kStages> at;
   Segments<T> segments(params);
   for (Segment segment; segments.Next(segment);) {
     const TileOrigin origin = origin_of(segment);
-    const bool in_boxes = segment.splits == 1 && params.in_boxes;
+    const bool in_boxes = IsInBoxes(params, segment);
     if (in_boxes) {
       boxes.Begin(origin, map_other);
       if (params.bias) ReadBias<E, T>(bias, params, origin.col);
@@ -648,6 +759,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
       MultiplyPanels<E, T, kAlongM, kAlongN>(d, segment.end - segment.begin, memory, full,
                                              first_row, at, release);
     if (in_boxes) {
+      if (segment.splits > 1) AddPartials<T>(d, params, segment, rank, consumer);
       StoreTile<E, T>(d, bias, boxes, params, map_c, map_other);
       continue;
     }
@@ -655,10 +767,12 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     if (segment.splits == 1) StoreSlice<E, T>(params, segment, origin, rank, consumer);
   }
   WaitForStores();
-  // All splits are written before any is waited for: no block waits for one that waits.
+  // A cluster has written its splits before it waits for others': the first split of a tile is the
+  // last that it makes.
   Segments<T> again(params);
   for (Segment segment; again.Next(segment) && segment.tile < params.split_tiles;)
-    if (segment.splits > 1) StoreSlice<E, T>(params, segment, origin_of(segment), rank, consumer);
+    if (segment.splits > 1 && !(params.in_boxes && segment.splits <= kMostOwned))
+      StoreSlice<E, T>(params, segment, origin_of(segment), rank, consumer);
 }
 
 template <class E, class T, bool kAlongM, bool kAlongN, bool kExact>
@@ -669,7 +783,9 @@ __global__ __launch_bounds__(T::kThreads,
                                                 const __grid_constant__ CUtensorMap map_other,
                                                 const Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ __align__(8) uint64_t barriers[2 * T::kStages + T::kWarps * T::kBuffers];
+  constexpr int kBoxBarriers = 2 * T::kWarps * T::kBuffers;
+  constexpr bool kHelps = T::kOfGradients && Boxes<E, T>::kHasFactors;
+  __shared__ __align__(8) uint64_t barriers[2 * T::kStages + kBoxBarriers];
   unsigned char* shared = DynamicShared<unsigned char>();
   shared += -SharedAddress(shared) & (T::kAlignment - 1);
   const uint32_t full = SharedAddress(barriers), empty = full + 8 * T::kStages;
@@ -678,7 +794,7 @@ __global__ __launch_bounds__(T::kThreads,
       InitBarrier(full + stage * 8, 1);
       InitBarrier(empty + stage * 8, T::kConsumers * T::kCluster);
     }
-    for (int k = 0; k < T::kWarps * T::kBuffers; k++) InitBarrier(empty + (T::kStages + k) * 8, 1);
+    for (int k = 0; k < kBoxBarriers; k++) InitBarrier(empty + (T::kStages + k) * 8, 1);
     PublishBarriers();
   }
   if (T::kCluster > 1)
@@ -687,11 +803,14 @@ __global__ __launch_bounds__(T::kThreads,
     __syncthreads();
   GridDependencySynchronize();
   if (threadIdx.x / 128 == T::kConsumers) {
-    ReduceRegisters<40>();
+    ReduceRegisters<kHelps ? 104 : 40>();
     if (threadIdx.x == T::kConsumers * 128)
       Produce<E, T, kAlongM, kAlongN>(&map_a, &map_b, params, SharedAddress(shared), full, empty);
+    if constexpr (kHelps)
+      if (threadIdx.x >= T::kConsumers * 128 + 32 && params.gradient > 1)
+        Help<E, T, 3>(params, shared, empty, threadIdx.x / 32 - T::kConsumers * 4 - 1);
   } else {
-    RaiseRegisters<232>();
+    RaiseRegisters<kHelps ? 200 : 232>();
     Consume<E, T, kAlongM, kAlongN, kExact>(&map_c, &map_other, params, shared, full, empty);
   }
   TriggerProgrammaticLaunch();

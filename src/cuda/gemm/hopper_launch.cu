@@ -211,8 +211,8 @@ CUtensorMap MapOf(const char* op, const Operand& x, int box_rows) {
 
 // ---- tilings and their costs ----
 
-using Tilings =
-    std::tuple<Tiling<1, 256, 2, 3, 256>, Tiling<1, 128, 2, 6, 128>, Tiling<1, 64, 1, 8, 64> >;
+using Tilings = std::tuple<Tiling<1, 256, 2, 4, 128>, Tiling<1, 256, 2, 3, 256, true>,
+                           Tiling<1, 128, 2, 6, 128>, Tiling<1, 64, 1, 8, 64> >;
 static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
 
 // Measured on an H200: the time of a panel (128 bytes of K), of what a tile costs besides, and of
@@ -224,9 +224,10 @@ struct TilingCost {
   bool exact, plain;  // has a kernel of 3xtf32, and one of the rest
 };
 constexpr TilingCost kCosts[kHopperTilings] = {
-    {"128x256", 128, 256, 2, 0.66, 1.0, 0.4, 2, false, true},
-    {"128x128", 128, 128, 2, 0.37, 0.8, 0.3, 1.2, true, true},
-    {"128x64", 128, 64, 1, 0.25, 0.8, 0.2, 0.7, true, true}};
+    {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 3, false, true},
+    {"128x256 of gradients", 128, 256, 2, 0.72, 1.2, 0.6, 1.2, false, true},
+    {"128x128", 128, 128, 2, 0.42, 0.8, 0.4, 1.6, true, true},
+    {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true}};
 
 bool IsAligned(const HopperGemm& gemm) {
   return gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.before) && Aligned16(gemm.bias) &&
@@ -278,7 +279,25 @@ Config Estimated(const HopperGemm& gemm, int index, int multiprocessors) {
   return best;
 }
 
+// True where the tiling has room in shared memory for the side of a tile, which float32 needs not.
+template <size_t... k>
+bool HasRoomForSide(int tiling, std::index_sequence<k...>) {
+  using std::tuple_element_t;
+  constexpr bool kHas[] = {tuple_element_t<k, Tilings>::kTileN <=
+                           tuple_element_t<k, Tilings>::kStagingN...};
+  return kHas[tiling];
+}
+template <size_t... k>
+bool IsOfGradients(int tiling, std::index_sequence<k...>) {
+  constexpr bool kIs[] = {std::tuple_element_t<k, Tilings>::kOfGradients...};
+  return kIs[tiling];
+}
+
 bool HasKernel(const HopperGemm& gemm, int tiling) {
+  constexpr std::make_index_sequence<kHopperTilings> kAll;
+  const bool narrow = gemm.dtype != DL_FLOAT32;
+  if (IsOfGradients(tiling, kAll)) return narrow && gemm.gradient;
+  if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
   return gemm.split ? kCosts[tiling].exact : kCosts[tiling].plain;
 }
 
@@ -358,7 +377,8 @@ void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, cons
   if constexpr (sizeof(E) == 4) {
     if constexpr (kCost.exact)
       if (gemm.split) return LaunchGemm<E, T, false, false, true>(op, gemm, a, b, config, stream);
-    if constexpr (kCost.plain) LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
+    if constexpr (kCost.plain && !T::kOfGradients)
+      LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
   } else if constexpr (kCost.plain) {
     if (a.across)
       b.across ? LaunchGemm<E, T, true, true>(op, gemm, a, b, config, stream)
