@@ -10,6 +10,13 @@
 #include "cuda/norm/batch_norm_tile.cuh"
 #include "cuda/norm/norm.cuh"
 
+#ifndef SUMS_RESIDENT
+#define SUMS_RESIDENT 1
+#define SUMS_BATCH 2
+#define GRADIENT_RESIDENT 1
+#define GRADIENT_BATCH 2
+#endif
+
 namespace dlsys {
 namespace cuda {
 namespace {
@@ -21,21 +28,20 @@ template <class T>
 struct PlainFlow {
   const T* dy;
 
-  struct Channel {};
   template <int kVector>
-  using Loaded = Vec<kVector>;
-  __device__ Channel Of(int64_t, const Moments&) const { return {}; }
+  using Loaded = Vec<T, kVector>;
+  __device__ Affine Of(int64_t, const Moments& m) const { return {m.mean, 0.f, 0.f}; }
   template <int kVector>
-  __device__ __forceinline__ Vec<kVector> Load(int64_t at) const {
+  __device__ __forceinline__ Vec<T, kVector> Load(int64_t at) const {
     return Read<kVector>(dy + at);
   }
   template <int kVector>
-  __device__ __forceinline__ float Gradient(const Channel&, const Vec<kVector>& loaded, int e,
+  __device__ __forceinline__ float Gradient(const Affine&, const Vec<T, kVector>& loaded, int e,
                                             float) const {
-    return loaded.v[e];
+    return loaded[e];
   }
   template <int kVector>
-  __device__ __forceinline__ void Save(const Vec<kVector>&, int64_t) const {}
+  __device__ __forceinline__ void Save(const float (&)[kVector], int64_t) const {}
 };
 
 // dact(normalized x, dy), the pre-activation recomputed from x.
@@ -46,21 +52,20 @@ struct ActivationFlow {
   ChannelFloats<T> bias;
   Dact dact;
 
-  using Channel = Affine;
   template <int kVector>
-  using Loaded = Vec<kVector>;
+  using Loaded = Vec<T, kVector>;
   __device__ Affine Of(int64_t c, const Moments& m) const { return AffineOf(m, scale[c], bias[c]); }
   template <int kVector>
-  __device__ __forceinline__ Vec<kVector> Load(int64_t at) const {
+  __device__ __forceinline__ Vec<T, kVector> Load(int64_t at) const {
     return Read<kVector>(dy + at);
   }
   template <int kVector>
-  __device__ __forceinline__ float Gradient(const Affine& affine, const Vec<kVector>& loaded, int e,
-                                            float x) const {
-    return dact(affine(x), loaded.v[e]);
+  __device__ __forceinline__ float Gradient(const Affine& affine, const Vec<T, kVector>& loaded,
+                                            int e, float x) const {
+    return dact(affine(x), loaded[e]);
   }
   template <int kVector>
-  __device__ __forceinline__ void Save(const Vec<kVector>&, int64_t) const {}
+  __device__ __forceinline__ void Save(const float (&)[kVector], int64_t) const {}
 };
 
 struct RuntimeDact {
@@ -83,13 +88,12 @@ struct ReluFlow {
   ChannelFloats<T> bias;
   T* dz;
 
-  using Channel = Affine;
   template <int kVector>
   struct Loaded {
-    Vec<kVector> dy, more, y;
+    Vec<T, kVector> dy, more, y;
   };
   __device__ Affine Of(int64_t c, const Moments& m) const {
-    if constexpr (kOutput) return {};
+    if constexpr (kOutput) return {m.mean, 0.f, 0.f};
     return AffineOf(m, scale[c], bias[c]);
   }
   template <int kVector>
@@ -103,13 +107,13 @@ struct ReluFlow {
   template <int kVector>
   __device__ __forceinline__ float Gradient(const Affine& affine, const Loaded<kVector>& loaded,
                                             int e, float x) const {
-    float g = loaded.dy.v[e];
-    if constexpr (kTwo) g = __fadd_rn(g, loaded.more.v[e]);
-    return fn::ReluGradient{}(kOutput ? loaded.y.v[e] : affine(x), g);
+    float g = loaded.dy[e];
+    if constexpr (kTwo) g = __fadd_rn(g, loaded.more[e]);
+    return fn::ReluGradient{}(kOutput ? loaded.y[e] : affine(x), g);
   }
   template <int kVector>
-  __device__ __forceinline__ void Save(const Vec<kVector>& g, int64_t at) const {
-    Write(dz + at, g);
+  __device__ __forceinline__ void Save(const float (&g)[kVector], int64_t at) const {
+    Write<kVector>(dz + at, g);
   }
 };
 
@@ -118,17 +122,20 @@ struct ReluFlow {
 struct BatchStats {
   BatchMoments moments;
   struct Channel {
-    Moments fixed;
-    __device__ __forceinline__ float Centered(float x, int64_t) const { return x - fixed.mean; }
+    Affine affine;
+    __device__ __forceinline__ float Centered(float x, int64_t) const { return x - affine.mean; }
   };
-  __device__ Channel Of(int64_t c) const { return {moments.Of(c)}; }
+  template <class Flow>
+  __device__ Channel Of(int64_t c, const Flow& flow) const {
+    return {flow.Of(c, moments.Of(c))};
+  }
   __device__ float Factor(int64_t c) const { return moments.Of(c).inverse; }  // of the sum
 };
 
 struct RowGroupStats {
   RowMoments rows;
   struct Channel {
-    Moments fixed;  // none
+    Affine affine;  // none
     const float* mean;
     const float* inverse;
     int64_t groups;
@@ -136,7 +143,8 @@ struct RowGroupStats {
       return (x - mean[n * groups]) * inverse[n * groups];
     }
   };
-  __device__ Channel Of(int64_t c) const {
+  template <class Flow>
+  __device__ Channel Of(int64_t c, const Flow&) const {
     return {{}, rows.mean + c / rows.per, rows.inverse + c / rows.per, rows.groups};
   }
   __device__ float Factor(int64_t) const { return 1.f; }
@@ -147,6 +155,8 @@ struct RowGroupStats {
 // dscale = sum(g * (x - mean) * inverse) and dbias = sum(g) of each channel, g the gradient.
 template <class T, class Stats, class Flow>
 struct SumsOp {
+  static constexpr int kResident = SUMS_RESIDENT;
+  using Sums = TileSums<float>;
   const T* x;
   Stats stats;
   Flow flow;
@@ -157,24 +167,17 @@ struct SumsOp {
 
   template <int kVector>
   __device__ void Partial(const Channels& shape, const ChannelTiling& tiling, int64_t part,
-                          int64_t tile) const {
+                          int64_t tile, Sums& of) const {
     struct Loaded {
       int64_t n;
-      Vec<kVector> x;
+      Vec<T, kVector> x;
       typename Flow::template Loaded<kVector> flow;
     };
-    __shared__ TileSums of_scale, of_bias;
     TileIterator<kVector> it(shape, tiling, part, tile);
     typename Stats::Channel channel[kVector];
-    typename Flow::Channel dact_channel[kVector];
-#pragma unroll
-    for (int e = 0; e < kVector; e++) {
-      const bool same = e > 0 && it.c[e] == it.c[e - 1];
-      channel[e] = same ? channel[e - 1] : stats.Of(it.c[e]);
-      dact_channel[e] = same ? dact_channel[e - 1] : flow.Of(it.c[e], channel[e].fixed);
-    }
+    it.OfChannels([&](int64_t c) { return stats.Of(c, flow); }, channel);
     float scale[kVector] = {}, bias[kVector] = {};
-    it.template ForEach<2>(
+    it.template ForEach<SUMS_BATCH>(
         [&](int64_t n, int64_t at) {
           Loaded loaded;
           loaded.n = n;
@@ -183,45 +186,46 @@ struct SumsOp {
           return loaded;
         },
         [&](const Loaded& loaded, int64_t at) {
-          Vec<kVector> g;
+          float g[kVector];
 #pragma unroll
           for (int e = 0; e < kVector; e++) {
-            g.v[e] =
-                flow.template Gradient<kVector>(dact_channel[e], loaded.flow, e, loaded.x.v[e]);
-            scale[e] = fmaf(g.v[e], channel[e].Centered(loaded.x.v[e], loaded.n), scale[e]);
-            bias[e] += g.v[e];
+            const float x = loaded.x[e];
+            g[e] = flow.template Gradient<kVector>(channel[e].affine, loaded.flow, e, x);
+            scale[e] = fmaf(g[e], channel[e].Centered(x, loaded.n), scale[e]);
+            bias[e] += g[e];
           }
           flow.template Save<kVector>(g, at);
         });
-    ReduceVecs(shape, tiling, scale, &of_scale);
-    ReduceVecs(shape, tiling, bias, &of_bias);
+    ReduceVecs(tiling, scale, of.first);
+    ReduceVecs(tiling, bias, of.second);
     const int64_t c = tile * tiling.width + threadIdx.x;
     if (threadIdx.x >= tiling.width || c >= shape.count) return;
-    scales[part * shape.count + c] = of_scale.of[threadIdx.x];
-    biases[part * shape.count + c] = of_bias.of[threadIdx.x];
+    scales[part * shape.count + c] = of.first[threadIdx.x];
+    biases[part * shape.count + c] = of.second[threadIdx.x];
   }
 
-  __device__ void Totals(const Channels& shape, const ChannelTiling& tiling, int64_t tile) const {
-    __shared__ TileSums of_scale, of_bias;
-    const auto sum = [&](const float* of, TileSums* totals) {
+  __device__ void Totals(const Channels& shape, const ChannelTiling& tiling, int64_t tile,
+                         Sums& of) const {
+    const auto reduce = [&](const float* parts, float (&totals)[kTileThreads]) {
       ReduceParts(
           shape, tiling, tile,
-          [&](int64_t p, int64_t c, int) { return __ldcg(of + p * shape.count + c); }, totals);
+          [&](int64_t p, int64_t c) { return __ldcg(parts + p * shape.count + c); }, totals);
     };
-    sum(scales, &of_scale);
-    sum(biases, &of_bias);
+    reduce(scales, of.first);
+    reduce(biases, of.second);
     const int64_t c = tile * tiling.width + threadIdx.x;
     if (threadIdx.x >= tiling.width || c >= shape.count) return;
     // An empty sum is 0, though the deviation of no values is NaN.
     const bool any = shape.outer > 0 && shape.inner > 0;
-    dscale[c] = any ? of_scale.of[threadIdx.x] * stats.Factor(c) : 0.f;
-    dbias[c] = of_bias.of[threadIdx.x];
+    dscale[c] = any ? of.first[threadIdx.x] * stats.Factor(c) : 0.f;
+    dbias[c] = of.second[threadIdx.x];
   }
 };
 
 // dx = scale * inverse * (g - (dbias + (x - mean) * inverse * dscale) * share), g the gradient.
 template <class T, class Flow>
 struct GradientOp {
+  static constexpr int kResident = GRADIENT_RESIDENT;
   const T* x;
   BatchMoments moments;
   Flow flow;
@@ -232,28 +236,25 @@ struct GradientOp {
   T* dx;
 
   struct Channel {
-    float mean, factor, shift, projection;
+    Affine affine;
+    float shift, projection;
   };
-  __device__ Channel Of(int64_t c, const Moments& m) const {
-    return {m.mean, m.inverse * scale[c], dbias[c] * share, m.inverse * dscale[c] * share};
+  __device__ Channel Of(int64_t c) const {
+    const Moments m = moments.Of(c);
+    Affine affine = flow.Of(c, m);
+    affine.factor = __fmul_rn(m.inverse, scale[c]);
+    return {affine, dbias[c] * share, m.inverse * dscale[c] * share};
   }
 
   template <int kVector>
   __device__ void Map(TileIterator<kVector>& it) const {
     struct Loaded {
-      Vec<kVector> x;
+      Vec<T, kVector> x;
       typename Flow::template Loaded<kVector> flow;
     };
     Channel channel[kVector];
-    typename Flow::Channel dact_channel[kVector];
-#pragma unroll
-    for (int e = 0; e < kVector; e++) {
-      const bool same = e > 0 && it.c[e] == it.c[e - 1];
-      const Moments m = same ? Moments{} : moments.Of(it.c[e]);
-      channel[e] = same ? channel[e - 1] : Of(it.c[e], m);
-      dact_channel[e] = same ? dact_channel[e - 1] : flow.Of(it.c[e], m);
-    }
-    it.template ForEach<2>(
+    it.OfChannels([&](int64_t c) { return Of(c); }, channel);
+    it.template ForEach<GRADIENT_BATCH>(
         [&](int64_t, int64_t at) {
           Loaded loaded;
           loaded.x = ReadLast<kVector>(x + at);
@@ -261,16 +262,16 @@ struct GradientOp {
           return loaded;
         },
         [&](const Loaded& loaded, int64_t at) {
-          Vec<kVector> out;
+          float out[kVector];
 #pragma unroll
           for (int e = 0; e < kVector; e++) {
-            const float x = loaded.x.v[e];
-            const float g = flow.template Gradient<kVector>(dact_channel[e], loaded.flow, e, x);
-            const float correction =
-                fmaf(x - channel[e].mean, channel[e].projection, channel[e].shift);
-            out.v[e] = __fmul_rn(g - correction, channel[e].factor);
+            const Channel& of = channel[e];
+            const float x = loaded.x[e];
+            const float g = flow.template Gradient<kVector>(of.affine, loaded.flow, e, x);
+            const float correction = fmaf(x - of.affine.mean, of.projection, of.shift);
+            out[e] = __fmul_rn(g - correction, of.affine.factor);
           }
-          Write(dx + at, out);
+          Write<kVector>(dx + at, out);
         });
   }
 };
@@ -281,12 +282,12 @@ template <class T, class Stats, class Flow>
 void RunSums(const char* op, DLContext ctx, const T* x, const Channels& shape, bool aligned,
              const Stats& stats, const Flow& flow, unsigned* arrived, float* dscale, float* dbias,
              DLStream stream) {
-  const ChannelTiling tiling = ChannelTiling::OfSums(shape, aligned && Aligned16(x));
+  using Op = SumsOp<T, Stats, Flow>;
+  const ChannelTiling tiling = SumsTiling<T, Op>(ctx, shape, aligned && Aligned16(x));
   const int64_t partials = tiling.parts * shape.count;
   const Scratch scratch(ctx, 2 * partials * (int64_t)sizeof(float), stream);
-  const SumsOp<T, Stats, Flow> body{
-      x, stats, flow, scratch.floats(), scratch.floats() + partials, dscale, dbias};
-  RunSumsOf(op, ctx, shape, tiling, body, arrived, stream);
+  const Op body{x, stats, flow, scratch.floats(), scratch.floats() + partials, dscale, dbias};
+  RunSumsOf<T>(op, ctx, shape, tiling, body, arrived, stream);
 }
 
 // The inputs that all of these launchers share.
@@ -414,7 +415,7 @@ void RunGradient(const char* op, const DLArray* x, const Inputs<T>& inputs, cons
   const float share = (float)(1.0 / (double)std::max<int64_t>(inputs.shape.PerChannel(), 1));
   T* out = Out<T>(op, dx);
   const bool aligned = Aligned16(inputs.x) && Aligned16(flow.dy) && Aligned16(out);
-  RunMap(
+  RunMap<T>(
       op, x->ctx, inputs.shape, aligned,
       GradientOp<T, Flow>{inputs.x, inputs.moments, flow, ChannelFloatsOf<T>(op, scale, count),
                           PerChannel(op, dscale, count), PerChannel(op, dbias, count), share, out},
