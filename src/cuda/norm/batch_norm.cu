@@ -12,46 +12,33 @@
 #include "cuda/norm/norm.cuh"
 #include "cuda/runtime/lists.cuh"
 
-#ifndef MOMENTS_BATCH
-#define MOMENTS_BATCH 4
-#define MAP_BATCH 4
-#define MOMENTS_RESIDENT 2
-#define MAP_RESIDENT 2
-#endif
-
 namespace dlsys {
 namespace cuda {
 namespace {
 
 // ---- kernels ----
 
-constexpr int kMomentsBatch = MOMENTS_BATCH, kMapBatch = MAP_BATCH;
-
-// Sums are of deviations from the first element of a channel.
+// The sums of deviations from the first element of a channel, and of their squares.
 template <class T>
 struct MomentsOp {
-  static constexpr int kResident = MOMENTS_RESIDENT;
-  using Sums = TileSums<double>;
+  using Sum = double;
   const T* x;
-  double* sums;     // (parts, channels)
-  double* squares;  // (parts, channels)
-  float* mean;      // (channels)
+  float* mean;  // (channels)
   float* variance;
 
   template <int kVector>
-  __device__ void Partial(const Channels& shape, const ChannelTiling& tiling, int64_t part,
-                          int64_t tile, Sums& of) const {
-    TileIterator<kVector> it(shape, tiling, part, tile);
+  __device__ __forceinline__ void Add(const Channels& shape, TileIterator<kVector>& it,
+                                      double (&sums)[kVector], double (&squares)[kVector]) const {
+    const int64_t own = it.OwnChannel();
+    const float own_origin = own >= 0 && shape.Numel() > 0 ? (float)x[own * shape.inner] : 0.f;
     const double count = it.count;
     float first[kVector] = {}, sum[kVector] = {}, square[kVector] = {}, origin[kVector];
-    it.OfChannels([&](int64_t c) { return tiling.vecs > 0 ? (float)x[c * shape.inner] : 0.f; },
-                  origin);
     if (it.count > 0) {
       const Vec<T, kVector> u = Read<kVector>(x + it.at);
 #pragma unroll
       for (int e = 0; e < kVector; e++) first[e] = u[e];
     }
-    it.template ForEach<kMomentsBatch>([&](int64_t, int64_t at) { return Read<kVector>(x + at); },
+    it.template ForEach<8>([&](int64_t, int64_t at) { return Read<kVector>(x + at); },
                            [&](const Vec<T, kVector>& u, int64_t) {
 #pragma unroll
                              for (int e = 0; e < kVector; e++) {
@@ -60,36 +47,20 @@ struct MomentsOp {
                                square[e] = fmaf(d, d, square[e]);
                              }
                            });
-    double sums_of[kVector], squares_of[kVector];
+    it.OfChannels([&](int64_t) { return own_origin; }, origin);
 #pragma unroll
     for (int e = 0; e < kVector; e++) {
       const double shift = it.count > 0 ? (double)first[e] - origin[e] : 0.;
-      sums_of[e] = sum[e] + count * shift;
-      squares_of[e] = square[e] + shift * (2. * sum[e] + count * shift);
+      sums[e] = sum[e] + count * shift;
+      squares[e] = square[e] + shift * (2. * sum[e] + count * shift);
     }
-    ReduceVecs(tiling, sums_of, of.first);
-    ReduceVecs(tiling, squares_of, of.second);
-    const int64_t c = tile * tiling.width + threadIdx.x;
-    if (threadIdx.x >= tiling.width || c >= shape.count) return;
-    sums[part * shape.count + c] = of.first[threadIdx.x];
-    squares[part * shape.count + c] = of.second[threadIdx.x];
   }
 
-  __device__ void Totals(const Channels& shape, const ChannelTiling& tiling, int64_t tile,
-                         Sums& of) const {
-    const auto reduce = [&](const double* parts, double (&totals)[kTileThreads]) {
-      ReduceParts(
-          shape, tiling, tile,
-          [&](int64_t p, int64_t c) { return __ldcg(parts + p * shape.count + c); }, totals);
-    };
-    reduce(sums, of.first);
-    reduce(squares, of.second);
-    const int64_t c = tile * tiling.width + threadIdx.x;
-    if (threadIdx.x >= tiling.width || c >= shape.count) return;
-    const double total = (double)shape.PerChannel();
-    const double shift = of.first[threadIdx.x] / total;  // NaN without values
-    const double spread = of.second[threadIdx.x] / total - shift * shift;
-    mean[c] = (float)((total > 0. ? (double)x[c * shape.inner] : 0.) + shift);
+  __device__ void Finish(const Channels& shape, int64_t c, double sum, double square) const {
+    const double count = (double)shape.PerChannel();
+    const double shift = sum / count;  // NaN without values
+    const double spread = square / count - shift * shift;
+    mean[c] = (float)((count > 0. ? (double)x[c * shape.inner] : 0.) + shift);
     variance[c] = spread < 0. ? 0.f : (float)spread;
   }
 };
@@ -107,7 +78,6 @@ struct RuntimeActivation {
 // y = activation(normalized x [+ addend])
 template <class T, class Activation, bool kAdds>
 struct NormalizeOp {
-  static constexpr int kResident = MAP_RESIDENT;
   const T* x;
   const T* addend;
   T* y;
@@ -123,7 +93,7 @@ struct NormalizeOp {
     };
     Affine affine[kVector];
     it.OfChannels([&](int64_t c) { return AffineOf(moments.Of(c), scale[c], bias[c]); }, affine);
-    it.template ForEach<kAdds ? kMapBatch / 2 : kMapBatch>(
+    it.template ForEach<kAdds ? 2 : 4>(
         [&](int64_t, int64_t at) {
           Loaded loaded;
           loaded.x = ReadLast<kVector>(x + at);
@@ -179,13 +149,9 @@ template <class T>
 void RunStatistics(const char* op, const DLArray* x, unsigned* arrived, DLArray* mean,
                    DLArray* variance, const Channels& shape, DLStream stream) {
   const T* in = In<T>(op, x);
-  const ChannelTiling tiling = SumsTiling<T, MomentsOp<T>>(x->ctx, shape, Aligned16(in));
-  const int64_t partials = tiling.parts * shape.count;
-  const Scratch scratch(x->ctx, 2 * partials * (int64_t)sizeof(double), stream);
-  double* sums = (double*)scratch.data();
-  const MomentsOp<T> body{in, sums, sums + partials, ChannelResult(op, mean, shape.count),
+  const MomentsOp<T> body{in, ChannelResult(op, mean, shape.count),
                           ChannelResult(op, variance, shape.count)};
-  RunSumsOf<T>(op, x->ctx, shape, tiling, body, arrived, stream);
+  RunSums<T>(op, x->ctx, shape, Aligned16(in), body, arrived, stream);
 }
 
 template <class T>

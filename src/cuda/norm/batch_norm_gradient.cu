@@ -10,13 +10,6 @@
 #include "cuda/norm/batch_norm_tile.cuh"
 #include "cuda/norm/norm.cuh"
 
-#ifndef SUMS_RESIDENT
-#define SUMS_RESIDENT 1
-#define SUMS_BATCH 2
-#define GRADIENT_RESIDENT 1
-#define GRADIENT_BATCH 2
-#endif
-
 namespace dlsys {
 namespace cuda {
 namespace {
@@ -26,6 +19,7 @@ namespace {
 // dy itself.
 template <class T>
 struct PlainFlow {
+  static constexpr int kBatch = 4;  // vectors of each array that a thread has in flight
   const T* dy;
 
   template <int kVector>
@@ -47,6 +41,7 @@ struct PlainFlow {
 // dact(normalized x, dy), the pre-activation recomputed from x.
 template <class T, class Dact>
 struct ActivationFlow {
+  static constexpr int kBatch = 4;
   const T* dy;
   ChannelFloats<T> scale;
   ChannelFloats<T> bias;
@@ -81,6 +76,7 @@ struct RuntimeDact {
 // output is y (kOutput), else it is recomputed from x.
 template <class T, bool kOutput, bool kTwo>
 struct ReluFlow {
+  static constexpr int kBatch = 2;
   const T* dy;
   const T* more;
   const T* y;
@@ -120,6 +116,7 @@ struct ReluFlow {
 // ---- statistics: of a channel over the batch, or of rows (layer and group norm) ----
 
 struct BatchStats {
+  static constexpr int kBatch = 4;
   BatchMoments moments;
   struct Channel {
     Affine affine;
@@ -133,6 +130,7 @@ struct BatchStats {
 };
 
 struct RowGroupStats {
+  static constexpr int kBatch = 2;
   RowMoments rows;
   struct Channel {
     Affine affine;  // none
@@ -155,29 +153,28 @@ struct RowGroupStats {
 // dscale = sum(g * (x - mean) * inverse) and dbias = sum(g) of each channel, g the gradient.
 template <class T, class Stats, class Flow>
 struct SumsOp {
-  static constexpr int kResident = SUMS_RESIDENT;
-  using Sums = TileSums<float>;
+  using Sum = float;
   const T* x;
   Stats stats;
   Flow flow;
-  float* scales;  // (parts, channels), before Stats::Factor
-  float* biases;  // (parts, channels)
   float* dscale;  // (channels)
   float* dbias;   // (channels)
 
+  // The first sum is without Stats::Factor.
   template <int kVector>
-  __device__ void Partial(const Channels& shape, const ChannelTiling& tiling, int64_t part,
-                          int64_t tile, Sums& of) const {
+  __device__ __forceinline__ void Add(const Channels&, TileIterator<kVector>& it,
+                                      float (&scale)[kVector], float (&bias)[kVector]) const {
     struct Loaded {
       int64_t n;
       Vec<T, kVector> x;
       typename Flow::template Loaded<kVector> flow;
     };
-    TileIterator<kVector> it(shape, tiling, part, tile);
     typename Stats::Channel channel[kVector];
     it.OfChannels([&](int64_t c) { return stats.Of(c, flow); }, channel);
-    float scale[kVector] = {}, bias[kVector] = {};
-    it.template ForEach<SUMS_BATCH>(
+#pragma unroll
+    for (int e = 0; e < kVector; e++) scale[e] = bias[e] = 0.f;
+    constexpr int kBatch = Stats::kBatch < Flow::kBatch ? Stats::kBatch : Flow::kBatch;
+    it.template ForEach<kBatch>(
         [&](int64_t n, int64_t at) {
           Loaded loaded;
           loaded.n = n;
@@ -196,36 +193,18 @@ struct SumsOp {
           }
           flow.template Save<kVector>(g, at);
         });
-    ReduceVecs(tiling, scale, of.first);
-    ReduceVecs(tiling, bias, of.second);
-    const int64_t c = tile * tiling.width + threadIdx.x;
-    if (threadIdx.x >= tiling.width || c >= shape.count) return;
-    scales[part * shape.count + c] = of.first[threadIdx.x];
-    biases[part * shape.count + c] = of.second[threadIdx.x];
   }
 
-  __device__ void Totals(const Channels& shape, const ChannelTiling& tiling, int64_t tile,
-                         Sums& of) const {
-    const auto reduce = [&](const float* parts, float (&totals)[kTileThreads]) {
-      ReduceParts(
-          shape, tiling, tile,
-          [&](int64_t p, int64_t c) { return __ldcg(parts + p * shape.count + c); }, totals);
-    };
-    reduce(scales, of.first);
-    reduce(biases, of.second);
-    const int64_t c = tile * tiling.width + threadIdx.x;
-    if (threadIdx.x >= tiling.width || c >= shape.count) return;
+  __device__ void Finish(const Channels& shape, int64_t c, float scale, float bias) const {
     // An empty sum is 0, though the deviation of no values is NaN.
-    const bool any = shape.outer > 0 && shape.inner > 0;
-    dscale[c] = any ? of.first[threadIdx.x] * stats.Factor(c) : 0.f;
-    dbias[c] = of.second[threadIdx.x];
+    dscale[c] = shape.PerChannel() > 0 ? scale * stats.Factor(c) : 0.f;
+    dbias[c] = bias;
   }
 };
 
 // dx = scale * inverse * (g - (dbias + (x - mean) * inverse * dscale) * share), g the gradient.
 template <class T, class Flow>
 struct GradientOp {
-  static constexpr int kResident = GRADIENT_RESIDENT;
   const T* x;
   BatchMoments moments;
   Flow flow;
@@ -254,7 +233,7 @@ struct GradientOp {
     };
     Channel channel[kVector];
     it.OfChannels([&](int64_t c) { return Of(c); }, channel);
-    it.template ForEach<GRADIENT_BATCH>(
+    it.template ForEach<2>(
         [&](int64_t, int64_t at) {
           Loaded loaded;
           loaded.x = ReadLast<kVector>(x + at);
@@ -282,12 +261,8 @@ template <class T, class Stats, class Flow>
 void RunSums(const char* op, DLContext ctx, const T* x, const Channels& shape, bool aligned,
              const Stats& stats, const Flow& flow, unsigned* arrived, float* dscale, float* dbias,
              DLStream stream) {
-  using Op = SumsOp<T, Stats, Flow>;
-  const ChannelTiling tiling = SumsTiling<T, Op>(ctx, shape, aligned && Aligned16(x));
-  const int64_t partials = tiling.parts * shape.count;
-  const Scratch scratch(ctx, 2 * partials * (int64_t)sizeof(float), stream);
-  const Op body{x, stats, flow, scratch.floats(), scratch.floats() + partials, dscale, dbias};
-  RunSumsOf<T>(op, ctx, shape, tiling, body, arrived, stream);
+  RunSums<T>(op, ctx, shape, aligned && Aligned16(x),
+             SumsOp<T, Stats, Flow>{x, stats, flow, dscale, dbias}, arrived, stream);
 }
 
 // The inputs that all of these launchers share.

@@ -13,50 +13,51 @@
 #include <numeric>
 
 #include "cuda/norm/norm.cuh"
-#include "cuda/norm/vector.cuh"
+#include "cuda/pointwise/vector.cuh"
 #include "cuda/runtime/divisor.cuh"
+#include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
 namespace cuda {
 
-#ifndef TILE_THREADS
-#define TILE_THREADS 512
-#endif
-#ifndef MAP_WAVES
-#define MAP_WAVES 1
-#endif
-constexpr int kTileThreads = TILE_THREADS;
+// Threads of a block, and blocks that a multiprocessor holds: few of a reduction, whose partial
+// sums one block combines, and of a map so many as registers allow.
+constexpr int kSumsThreads = 512, kSumsBlocks = 1;
+constexpr int kMapThreads = 256, kMapBlocks = 3;
 constexpr int kMaxWidth = 64;
 
 struct ChannelTiling {
-  int width;         // channels of a tile
-  int vector;        // elements of a vector: 16 bytes or one element
-  int run;           // vectors of one image
-  int loaders;       // threads of a block that load
-  int length;        // elements of a channel in each image of a tile
+  int threads;  // of a block
+  int width;    // channels of a tile
+  int vector;   // elements of a vector: 16 bytes or one element
+  int run;      // vectors of one image
+  int loaders;  // threads of a block that load
+  int length;   // elements of a channel in each image of a tile
   Divisor by_length;
-  int64_t vecs;      // vectors of a tile
+  int64_t vecs;  // vectors of a tile
   int64_t tiles, parts;
   int64_t step;              // vectors from one of a thread to its next, which is
   int step_n, step_run;      // so many images and vectors of a run,
   int64_t step_at, wrap_at;  // so many elements, and so many more past the end of a run
   bool reversed;             // from the last n to the first
 
-  // `wide` is the number of elements in 16 bytes where all arrays are aligned to that, else 1;
-  // `resident` the number of blocks that run at a time.
-  ChannelTiling(const Channels& shape, int wide, int64_t resident, bool reversed)
-      : length((int)std::min<int64_t>(shape.inner, INT32_MAX)),
+  // Of a reduction, or else a map. `wide` is the number of elements in 16 bytes where all arrays
+  // are aligned to that, else 1.
+  ChannelTiling(DLContext ctx, const Channels& shape, int wide, bool reduces)
+      : threads(reduces ? kSumsThreads : kMapThreads),
+        length((int)std::min<int64_t>(shape.inner, INT32_MAX)),
         by_length(std::max<int64_t>(shape.inner, 1)),
-        reversed(reversed) {
+        reversed(reduces) {
+    const int64_t resident = (reduces ? kSumsBlocks : kMapBlocks) * Multiprocessors(ctx.device_id);
     const bool empty = shape.Numel() == 0;
     vector = !empty && shape.count * shape.inner % wide == 0 ? wide : 1;
     width = empty ? 1 : Width(shape);
-    if (width * shape.inner > (int64_t)vector * kTileThreads) {  // more vectors than threads
+    if (width * shape.inner > (int64_t)vector * threads) {  // more vectors than threads
       if (shape.inner % vector != 0) vector = 1;
       width = 1;
     }
     run = (int)std::max<int64_t>(1, width * shape.inner / vector);
-    loaders = width > 1 ? kTileThreads / run * run : kTileThreads;
+    loaders = width > 1 ? threads / run * run : threads;
     vecs = empty ? 0 : shape.outer * run;
     tiles = CeilDiv(shape.count, width);
     const int64_t worth = CeilDiv(vecs, 4 * loaders);  // four vectors a thread or more
@@ -95,7 +96,7 @@ struct ChannelTiling {
 // Iterates over the vectors of a thread in one part of one tile.
 template <int kVector>
 struct TileIterator {
-  int count;    // of vectors
+  int count;      // of vectors
   int64_t n, at;  // of the next one: its image, and its offset in the array
 
   __device__ TileIterator(const Channels& shape, const ChannelTiling& tiling, int64_t part,
@@ -113,17 +114,21 @@ struct TileIterator {
     at = (n * shape.count + begin_) * shape.inner + k_ * kVector;
   }
 
-  // of(c) for the channel c of each element of this thread's vectors. All threads call it, and once
-  // in a kernel for every `Of`.
+  // of(c) for the channel c of each element of this thread's vectors. All threads call it, once.
   template <class Of, class Channel>
   __device__ __forceinline__ void OfChannels(const Of& of, Channel (&channel)[kVector]) const {
     __shared__ Channel of_tile[kMaxWidth];
-    const int64_t c = begin_ + threadIdx.x;
-    if (threadIdx.x < tiling_.width && c < shape_.count) of_tile[threadIdx.x] = of(c);
+    if (OwnChannel() >= 0) of_tile[threadIdx.x] = of(OwnChannel());
     __syncthreads();
 #pragma unroll
     for (int e = 0; e < kVector; e++)
       channel[e] = of_tile[tiling_.width == 1 ? 0 : (k_ * kVector + e) / tiling_.by_length];
+  }
+
+  // The channel of the tile that this thread takes care of, or -1.
+  __device__ __forceinline__ int64_t OwnChannel() const {
+    const int64_t c = begin_ + threadIdx.x;
+    return threadIdx.x < tiling_.width && c < shape_.count ? c : -1;
   }
 
   // Calls add(load(n, at), at) for every vector, with kBatch loads in flight.
@@ -169,24 +174,17 @@ struct TileIterator {
 
 // ---- block reductions by channel; all threads of a block call these ----
 
-// The two sums of a reduction by channel: that of channel w of the tile stands at w.
-template <class Sum>
-struct TileSums {
-  Sum first[kTileThreads], second[kTileThreads];
-};
-
 // sums[w] = the sum of `value` over the threads w, w + width, w + 2 width, ...
 template <class Sum>
 __device__ __forceinline__ void ReduceThreads(const ChannelTiling& tiling, Sum value,
-                                              Sum (&sums)[kTileThreads]) {
+                                              Sum (&sums)[kSumsThreads]) {
   const int width = tiling.width;
   __syncthreads();  // the previous call's readers are done
   sums[threadIdx.x] = value;
   __syncthreads();
-  for (int left = kTileThreads / width; left > 1;) {
+  for (int left = kSumsThreads / width; left > 1;) {
     const int half = (left + 1) / 2;
-    if (threadIdx.x < (left - half) * width)
-      sums[threadIdx.x] += sums[threadIdx.x + half * width];
+    if (threadIdx.x < (left - half) * width) sums[threadIdx.x] += sums[threadIdx.x + half * width];
     __syncthreads();
     left = half;
   }
@@ -195,19 +193,19 @@ __device__ __forceinline__ void ReduceThreads(const ChannelTiling& tiling, Sum v
 // The sums by channel of what each thread has for each element of its vectors.
 template <int kVector, class Sum>
 __device__ __forceinline__ void ReduceVecs(const ChannelTiling& tiling, const Sum (&of)[kVector],
-                                           Sum (&sums)[kTileThreads]) {
+                                           Sum (&sums)[kSumsThreads]) {
   Sum sum = 0;
   if (tiling.width == 1) {
 #pragma unroll
     for (int e = 0; e < kVector; e++) sum += of[e];
     return ReduceThreads(tiling, sum, sums);
   }
-  __shared__ Sum entries[kTileThreads * kVector];
+  __shared__ Sum entries[kSumsThreads * kVector];
   __syncthreads();  // the previous call's readers are done
 #pragma unroll
   for (int e = 0; e < kVector; e++) entries[threadIdx.x * kVector + e] = of[e];
   __syncthreads();
-  const int each = kTileThreads / tiling.width, first = threadIdx.x / tiling.width;
+  const int each = kSumsThreads / tiling.width, first = threadIdx.x / tiling.width;
   const int w = threadIdx.x - first * tiling.width;
   const int row = tiling.run * kVector, count = tiling.loaders / tiling.run * tiling.length;
   if (first < each)
@@ -218,83 +216,127 @@ __device__ __forceinline__ void ReduceVecs(const ChannelTiling& tiling, const Su
   ReduceThreads(tiling, sum, sums);
 }
 
-// The sum of value(p, c) over the parts, for each channel of a tile. value reads what other blocks
-// wrote, and so bypasses the L1 cache.
-template <class Sum, class Value>
-__device__ __forceinline__ void ReduceParts(const Channels& shape, const ChannelTiling& tiling,
-                                            int64_t tile, const Value& value,
-                                            Sum (&sums)[kTileThreads]) {
-  const int each = kTileThreads / tiling.width, first = threadIdx.x / tiling.width;
-  const int64_t c = tile * tiling.width + threadIdx.x - first * tiling.width;
-  Sum sum = 0;
-  if (first < each && c < shape.count) {
-#pragma unroll 8
-    for (int p = first; p < (int)tiling.parts; p += each) sum += value(p, c);
-  }
-  ReduceThreads(tiling, sum, sums);
-}
-
 // ---- reductions ----
 
-// op.Partial writes the partial sums of one part of one tile, op.Totals combines those of all
-// parts. With `arrived`, a counter a tile that is zero before and after, the last block to arrive
-// at a tile combines them; without, TotalsKernel does.
-template <int kVector, class Op>
-__global__ void __launch_bounds__(kTileThreads, Op::kResident)
-    PartialSumsKernel(const __grid_constant__ Channels shape,
-                      const __grid_constant__ ChannelTiling tiling, const __grid_constant__ Op op,
-                      unsigned* arrived) {
-  __shared__ bool last;
-  __shared__ typename Op::Sums sums;
-  const int64_t part = blockIdx.x / tiling.tiles;
-  const int64_t tile = blockIdx.x - part * tiling.tiles;
-  GridDependencySynchronize();
-  op.template Partial<kVector>(shape, tiling, part, tile, sums);
-  TriggerProgrammaticLaunch();
-  if (!arrived) return;
-  __syncthreads();
-  if (threadIdx.x == 0) last = CountUp(arrived + tile) == tiling.parts - 1;
-  __syncthreads();
-  if (!last) return;
-  op.Totals(shape, tiling, tile, sums);
-  if (threadIdx.x == 0) arrived[tile] = 0;
+// Two sums of each channel. Of op: Add gives those of this thread for each element of its vectors,
+// Finish writes what becomes of those of a channel.
+template <class Sum>
+struct Partials {
+  Sum* first;   // (parts, channels)
+  Sum* second;  // (parts, channels)
+};
+template <class Sum>
+struct TileSums {
+  Sum first[kSumsThreads], second[kSumsThreads];
+};
+
+// The sums over the parts of a tile. Other blocks wrote them, so this bypasses the L1 cache.
+template <class Sum>
+__device__ __forceinline__ void ReduceParts(const Channels& shape, const ChannelTiling& tiling,
+                                            int64_t tile, const Partials<Sum>& partials,
+                                            TileSums<Sum>& sums) {
+  constexpr int kBatch = 8;  // loads of each in flight
+  const int each = kSumsThreads / tiling.width, begin = threadIdx.x / tiling.width;
+  const int64_t c = tile * tiling.width + threadIdx.x - begin * tiling.width;
+  Sum first = 0, second = 0;
+  if (begin < each && c < shape.count) {
+    for (int64_t part = begin; part < tiling.parts; part += kBatch * each) {
+      Sum of_first[kBatch], of_second[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; j++) {
+        const bool any = part + j * each < tiling.parts;
+        const int64_t at = (part + j * each) * shape.count + c;
+        of_first[j] = any ? __ldcg(partials.first + at) : Sum(0);
+        of_second[j] = any ? __ldcg(partials.second + at) : Sum(0);
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; j++) first += of_first[j], second += of_second[j];
+    }
+  }
+  ReduceThreads(tiling, first, sums.first);
+  ReduceThreads(tiling, second, sums.second);
 }
 
 template <class Op>
-__global__ void __launch_bounds__(kTileThreads)
-    TotalsKernel(const __grid_constant__ Channels shape,
-                 const __grid_constant__ ChannelTiling tiling, const __grid_constant__ Op op) {
-  __shared__ typename Op::Sums sums;
+__device__ __forceinline__ void Finish(const Channels& shape, const ChannelTiling& tiling,
+                                       int64_t tile, const Op& op,
+                                       const TileSums<typename Op::Sum>& sums) {
+  const int64_t c = tile * tiling.width + threadIdx.x;
+  if (threadIdx.x < tiling.width && c < shape.count)
+    op.Finish(shape, c, sums.first[threadIdx.x], sums.second[threadIdx.x]);
+}
+
+// The blocks of a tile write partial sums. With `arrived`, a counter a tile that is zero before and
+// after, the last block to arrive combines them; without, TotalsKernel does.
+template <int kVector, class Op>
+__global__ void __launch_bounds__(kSumsThreads, kSumsBlocks)
+    PartialSumsKernel(const __grid_constant__ Channels shape,
+                      const __grid_constant__ ChannelTiling tiling, const __grid_constant__ Op op,
+                      Partials<typename Op::Sum> partials, unsigned* arrived) {
+  __shared__ TileSums<typename Op::Sum> sums;
+  __shared__ bool last;
+  const int64_t part = blockIdx.x / tiling.tiles;
+  const int64_t tile = blockIdx.x - part * tiling.tiles;
   GridDependencySynchronize();
-  op.Totals(shape, tiling, blockIdx.x, sums);
+  TileIterator<kVector> it(shape, tiling, part, tile);
+  typename Op::Sum first[kVector], second[kVector];
+  op.Add(shape, it, first, second);
+  TriggerProgrammaticLaunch();
+  ReduceVecs(tiling, first, sums.first);
+  ReduceVecs(tiling, second, sums.second);
+  if (tiling.parts > 1) {
+    const int64_t c = tile * tiling.width + threadIdx.x;
+    if (threadIdx.x < tiling.width && c < shape.count) {
+      partials.first[part * shape.count + c] = sums.first[threadIdx.x];
+      partials.second[part * shape.count + c] = sums.second[threadIdx.x];
+    }
+    if (!arrived) return;
+    __syncthreads();
+    if (threadIdx.x == 0) last = CountUp(arrived + tile) == tiling.parts - 1;
+    __syncthreads();
+    if (!last) return;
+    ReduceParts(shape, tiling, tile, partials, sums);
+    if (threadIdx.x == 0) arrived[tile] = 0;
+  }
+  Finish(shape, tiling, tile, op, sums);
 }
 
-// The tiling of a reduction by Op over elements T.
-template <class T, class Op>
-ChannelTiling SumsTiling(DLContext ctx, const Channels& shape, bool aligned) {
-  return ChannelTiling(shape, aligned ? kWide<T> : 1,
-                       Op::kResident * Multiprocessors(ctx.device_id), true);
+template <class Op>
+__global__ void __launch_bounds__(kSumsThreads)
+    TotalsKernel(const __grid_constant__ Channels shape,
+                 const __grid_constant__ ChannelTiling tiling, const __grid_constant__ Op op,
+                 Partials<typename Op::Sum> partials) {
+  __shared__ TileSums<typename Op::Sum> sums;
+  GridDependencySynchronize();
+  ReduceParts(shape, tiling, blockIdx.x, partials, sums);
+  Finish(shape, tiling, blockIdx.x, op, sums);
 }
 
+// The sums of op over elements T, all arrays of which lie at multiples of 16 bytes if `aligned`.
 template <class T, class Op>
-void RunSumsOf(const char* op, DLContext ctx, const Channels& shape, const ChannelTiling& tiling,
-               const Op& body, unsigned* arrived, DLStream stream) {
+void RunSums(const char* name, DLContext ctx, const Channels& shape, bool aligned, const Op& op,
+             unsigned* arrived, DLStream stream) {
+  using Sum = typename Op::Sum;
+  const ChannelTiling tiling(ctx, shape, aligned ? kWide<T> : 1, true);
+  const int64_t count = tiling.parts * shape.count;
+  const Scratch scratch(ctx, 2 * count * (int64_t)sizeof(Sum), stream);
+  const Partials<Sum> partials{(Sum*)scratch.data(), (Sum*)scratch.data() + count};
   const bool pdl = ComputeMajor(ctx.device_id) >= 9;
   const auto run = [&](auto kernel) {
-    LaunchClusters(op, kernel, tiling.Blocks(), 1, kTileThreads, 0, pdl, stream, shape, tiling,
-                   body, arrived);
+    LaunchClusters(name, kernel, tiling.Blocks(), 1, kSumsThreads, 0, pdl, stream, shape, tiling,
+                   op, partials, arrived);
   };
   tiling.vector > 1 ? run(PartialSumsKernel<kWide<T>, Op>) : run(PartialSumsKernel<1, Op>);
-  if (!arrived)
-    LaunchClusters(op, TotalsKernel<Op>, (unsigned)tiling.tiles, 1, kTileThreads, 0, pdl, stream,
-                   shape, tiling, body);
+  if (!arrived && tiling.parts > 1)
+    LaunchClusters(name, TotalsKernel<Op>, (unsigned)tiling.tiles, 1, kSumsThreads, 0, pdl, stream,
+                   shape, tiling, op, partials);
 }
 
 // ---- maps ----
 
 // op.Map writes one part of one tile.
 template <int kVector, class Op>
-__global__ void __launch_bounds__(kTileThreads, Op::kResident)
+__global__ void __launch_bounds__(kMapThreads, kMapBlocks)
     MapKernel(const __grid_constant__ Channels shape, const __grid_constant__ ChannelTiling tiling,
               const __grid_constant__ Op op) {
   const int64_t part = blockIdx.x / tiling.tiles;
@@ -304,13 +346,12 @@ __global__ void __launch_bounds__(kTileThreads, Op::kResident)
 }
 
 template <class T, class Op>
-void RunMap(const char* op, DLContext ctx, const Channels& shape, bool aligned, const Op& body,
+void RunMap(const char* name, DLContext ctx, const Channels& shape, bool aligned, const Op& op,
             DLStream stream) {
-  const ChannelTiling tiling(shape, aligned ? kWide<T> : 1,
-                             MAP_WAVES * Op::kResident * Multiprocessors(ctx.device_id), false);
+  const ChannelTiling tiling(ctx, shape, aligned ? kWide<T> : 1, false);
   const auto run = [&](auto kernel) {
-    LaunchClusters(op, kernel, tiling.Blocks(), 1, kTileThreads, 0,
-                   ComputeMajor(ctx.device_id) >= 9, stream, shape, tiling, body);
+    LaunchClusters(name, kernel, tiling.Blocks(), 1, kMapThreads, 0,
+                   ComputeMajor(ctx.device_id) >= 9, stream, shape, tiling, op);
   };
   tiling.vector > 1 ? run(MapKernel<kWide<T>, Op>) : run(MapKernel<1, Op>);
 }
