@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "cuda/conv/channels_last.cuh"
+#include "cuda/conv/channels_last_hopper.cuh"
 #include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -531,6 +532,7 @@ bool Serves(DLContext ctx, const Conv& c) {
 
 template <class T>
 void Forward(const Call& at, const Conv& c, const T* x, const T* f, const T* bias, T* y) {
+  if (!HopperRefusal(at.ctx, c, x, f, y)) return ForwardOnHopper(at, c, x, f, bias, y);
   const Correlation correlation = dlsys::Forward(c, nullptr, nullptr, nullptr, nullptr);
   const int64_t kernel = Size(c.kernel), numel = c.o * c.GroupChannels() * kernel;
   if (kernel == 1) return Correlate(at, correlation, c.kernel, x, f, bias, y);
@@ -541,6 +543,7 @@ void Forward(const Call& at, const Conv& c, const T* x, const T* f, const T* bia
 
 template <class T>
 void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx) {
+  if (!HopperRefusal(at.ctx, c, dx, f, dy)) return DataGradientOnHopper(at, c, f, dy, dx);
   const int64_t numel = c.o * c.GroupChannels() * Size(c.kernel);
   const Scratch filter(at.ctx, numel * (int64_t)sizeof(T), at.stream);
   // To (groups, channels, kernel, filters).
@@ -553,6 +556,7 @@ void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx)
 
 template <class T>
 void FilterGradient(const Call& at, const Conv& c, const T* x, const T* dy, T* df) {
+  if (!HopperRefusal(at.ctx, c, x, df, dy)) return FilterGradientOnHopper(at, c, x, dy, df);
   const int64_t channels = c.GroupChannels(), kernel = Size(c.kernel), filters = c.GroupFilters();
   const int64_t cols = channels * kernel, positions = c.n * Size(c.out);
   const int64_t height = filters <= 64 ? 64 : 128, width = height == 128 && cols <= 64 ? 64 : 128;
