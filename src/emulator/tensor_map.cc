@@ -23,8 +23,8 @@ bool SetArray(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t dimensions,
     map->extents[k] = extents[k];
     map->box[k] = 1;
     map->strides[k] = k ? strides[k - 1] : (uint64_t)map->size;
-    valid = extents[k] > 0 && extents[k] <= uint64_t(1) << 32 &&
-            (k == 0 || map->strides[k] % 16 == 0);
+    valid =
+        extents[k] > 0 && extents[k] <= uint64_t(1) << 32 && (k == 0 || map->strides[k] % 16 == 0);
   }
   return valid;
 }

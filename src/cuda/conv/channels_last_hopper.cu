@@ -3,11 +3,10 @@
 // has the contract, gemm/hopper_kernel.cuh the kernel. A data gradient at a stride is one launch
 // for each phase that meets the filter, whose results are stored between those of others. Tensor
 // cores limit filters of several elements, memory bandwidth most of one.
-#include "cuda/conv/channels_last_hopper.cuh"
-
 #include <algorithm>
 #include <tuple>
 
+#include "cuda/conv/channels_last_hopper.cuh"
 #include "cuda/conv/channels_last_sources.cuh"
 #include "cuda/gemm/hopper.cuh"
 #include "cuda/gemm/hopper_launch.cuh"
@@ -116,16 +115,17 @@ PixelLayout LayoutOf(const Ahead& h, const Ahead& w, int64_t channels, int64_t k
 
 using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
                            Tiling<2, 64, true, 1, 8, 64>>;
-constexpr hopper::TileTime kTimes[] = {
-    {128, 256, 2, false, 0.66, 2.4, 0}, {128, 128, 1, true, 0.38, 0.6, 0},
-    {128, 64, 1, true, 0.22, 0.5, 0}};
+constexpr hopper::TileTime kTimes[] = {{128, 256, 2, false, 0.66, 2.4, 0},
+                                       {128, 128, 1, true, 0.38, 0.6, 0},
+                                       {128, 64, 1, true, 0.22, 0.5, 0}};
 static_assert(std::tuple_size_v<Tilings> == std::size(kTimes));
 
-Config BestConfig(DLContext ctx, const hopper::Extents& extents, bool may_split) {
+Config BestConfig(const Call& at, const hopper::Extents& extents, bool may_split) {
   Config best{0, 0, 1, 1e30};
   for (int k = 0; k < (int)std::size(kTimes); k++) {
+    if (at.tiling >= 0 && at.tiling != k) continue;
     const Config other =
-        hopper::Estimated(kTimes[k], extents, Multiprocessors(ctx.device_id), k, may_split);
+        hopper::Estimated(kTimes[k], extents, Multiprocessors(at.ctx.device_id), k, may_split);
     if (other.us < best.us) best = other;
   }
   return best;
@@ -162,15 +162,14 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x, cons
   params.c = out, params.bias = bias;
   params.aligned = Aligned16(bias);
   const hopper::Extents extents{params.m, params.n, params.k_panels, 1};
-  const Config config = BestConfig(at.ctx, extents, c.UnitStride());
+  const Config config = BestConfig(at, extents, c.UnitStride());
   const PixelMapShape images = ImagesOf(c.images, c.in, c.in_channels, h.positions, w.positions);
   // The results of a phase, as images of their own.
   const int64_t line = c.out_hw.w * c.out_channels;
-  const PixelMapShape results{
-      {c.out_channels, c.w.count, c.h.count, c.images},
-      {c.w.out_by * c.out_channels, c.h.out_by * line, c.out_hw.h * line},
-      {c.w.count, 0, 1},
-      {c.h.count, 0, 1}};
+  const PixelMapShape results{{c.out_channels, c.w.count, c.h.count, c.images},
+                              {c.w.out_by * c.out_channels, c.h.out_by * line, c.out_hw.h * line},
+                              {c.w.count, 0, 1},
+                              {c.h.count, 0, 1}};
   T* const first = out + c.h.out_from * line + c.w.out_from * c.out_channels;
   WithTiling(config, [&](auto tiling) {
     using Tile = decltype(tiling);
@@ -187,6 +186,7 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x, cons
   });
 }
 
+// True where it is a GEMM as it lies.
 bool IsGemm(const Conv& c) {
   return Size(c.kernel) == 1 && Size(c.stride) == 1 && c.pad == HW{0, 0} && c.in == c.out;
 }
@@ -197,7 +197,10 @@ void Multiply(const Call& at, int64_t m, int64_t n, int64_t k, const T* a, bool 
               bool trans_b, const T* bias, T* c) {
   HopperGemm gemm{a, b, c, m, n, k, 1, trans_a, trans_b, kDtype<T>, false, at.ctx};
   gemm.bias = bias;
-  RunHopperGemm(at.op, gemm, at.stream);
+  if (at.tiling >= 0 && !HopperFits(gemm, at.tiling))
+    FailWith(DL_NOT_APPLICABLE, "%s: this tiling of implicit gemm has no kernel of 16 bits; use %s",
+             at.op, "implicit gemm");
+  RunHopperGemm(at.op, gemm, at.stream, at.tiling);
 }
 
 __global__ void ZeroKernel(float4* x, int64_t count) {
@@ -219,10 +222,18 @@ const char* MapError(const Ahead& h, const Ahead& w, int64_t n, HW image, int64_
 
 }  // namespace
 
-const char* HopperRefusal(DLContext ctx, const Conv& c, const void* x, const void* f,
+std::vector<std::string> WgmmaTilings() {
+  std::vector<std::string> names;
+  for (const hopper::TileTime& time : kTimes)
+    names.push_back(std::to_string(time.tile_m) + "x" + std::to_string(time.tile_n));
+  return names;
+}
+
+const char* HopperRefusal(const Call& at, const Conv& c, const void* x, const void* f,
                           const void* y) {
-  const char* error = HopperDeviceError(ctx.device_id);
+  const char* error = HopperDeviceError(at.ctx.device_id);
   if (*error) return error;
+  if (at.kernel == Kernel::kGemm && !IsGemm(c)) return "it is for 1 x 1 filters at stride 1";
   if (c.groups > 1) return "it has no groups";
   if (c.c % 8 || c.o % 8) return "it takes channels and filters by eight";
   if (!Aligned16(x) || !Aligned16(f) || !Aligned16(y)) return "it takes arrays at 16 bytes";
@@ -239,7 +250,8 @@ const char* HopperRefusal(DLContext ctx, const Conv& c, const void* x, const voi
 
 template <class T>
 void ForwardOnHopper(const Call& at, const Conv& c, const T* x, const T* f, const T* bias, T* y) {
-  if (IsGemm(c)) return Multiply<T>(at, c.n * Size(c.in), c.o, c.c, x, false, f, true, bias, y);
+  if (at.kernel != Kernel::kWgmma && IsGemm(c))
+    return Multiply<T>(at, c.n * Size(c.in), c.o, c.c, x, false, f, true, bias, y);
   const Correlation correlation = dlsys::Forward(c, nullptr, nullptr, nullptr, nullptr);
   const int64_t kernel = Size(c.kernel);
   if (kernel == 1) return Correlate(at, correlation, c.kernel, x, f, bias, y);
@@ -250,7 +262,7 @@ void ForwardOnHopper(const Call& at, const Conv& c, const T* x, const T* f, cons
 
 template <class T>
 void DataGradientOnHopper(const Call& at, const Conv& c, const T* f, const T* dy, T* dx) {
-  if (IsGemm(c))
+  if (at.kernel != Kernel::kWgmma && IsGemm(c))
     return Multiply<T>(at, c.n * Size(c.in), c.c, c.o, dy, false, f, false, nullptr, dx);
   const Scratch filter(at.ctx, c.o * c.c * Size(c.kernel) * (int64_t)sizeof(T), at.stream);
   SwapAxes(at, f, 1, c.o, c.c * Size(c.kernel), (T*)filter.data());  // (channels, kernel, filters)
@@ -274,7 +286,7 @@ void DataGradientOnHopper(const Call& at, const Conv& c, const T* f, const T* dy
 
 template <class T>
 void FilterGradientOnHopper(const Call& at, const Conv& c, const T* x, const T* dy, T* df) {
-  if (IsGemm(c))
+  if (at.kernel != Kernel::kWgmma && IsGemm(c))
     return Multiply<T>(at, c.o, c.c, c.n * Size(c.in), dy, true, x, false, nullptr, df);
   const ForwardAxes axes(c);
   const PixelLayout layout = LayoutOf(axes.h, axes.w, c.c, c.kernel.w);
@@ -287,15 +299,15 @@ void FilterGradientOnHopper(const Call& at, const Conv& c, const T* x, const T* 
   params.m = (int)c.o, params.n = (int)cols, params.batch = 1;
   params.k_panels = (int)CeilDiv(positions, kChannelsOfPanel), params.passes = 1;
   params.c = to, params.aligned = true;
-  const Config config = BestConfig(at.ctx, {params.m, params.n, params.k_panels, 1}, true);
+  const Config config = BestConfig(at, {params.m, params.n, params.k_panels, 1}, true);
   const PixelMapShape images = ImagesOf(c.n, c.in, c.c, axes.h.positions, axes.w.positions);
   WithTiling(config, [&](auto tiling) {
     using Tile = decltype(tiling);
     const hopper::Maps maps{RowsMap<T>(at, dy, c.o, positions, kChannelsOfPanel),
                             PixelMap(at.op, kDtype<T>, x, images, kChannelsOfPanel),
                             RowsMap<T>(at, to, params.n, params.m, Tile::kRows), CUtensorMap{}};
-    hopper::LaunchTiles<T, Tile, FilterGradient16<T, Tile>, false>(
-        at.op, at.ctx, config, maps, params, layout, at.stream);
+    hopper::LaunchTiles<T, Tile, FilterGradient16<T, Tile>, false>(at.op, at.ctx, config, maps,
+                                                                   params, layout, at.stream);
   });
   if (!in_place) MoveChannels<true>(at, c, pitch, to, df);
 }

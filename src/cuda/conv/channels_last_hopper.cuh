@@ -9,8 +9,11 @@ namespace cuda {
 namespace channels_last {
 
 // Why it cannot compute a convolution of these arrays, or null.
-const char* HopperRefusal(DLContext ctx, const Conv& conv, const void* x, const void* f,
+const char* HopperRefusal(const Call& at, const Conv& conv, const void* x, const void* f,
                           const void* y);
+
+// The tilings of its implicit GEMM.
+std::vector<std::string> WgmmaTilings();
 
 template <class T>
 void ForwardOnHopper(const Call& at, const Conv& conv, const T* x, const T* f, const T* bias, T* y);

@@ -167,9 +167,8 @@ class Matrices {
 
 template <class T, class Source>
 __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                        const Params& params,
-                                        const typename Source::Layout& layout, uint32_t memory,
-                                        uint32_t full, uint32_t empty) {
+                                        const Params& params, const typename Source::Layout& layout,
+                                        uint32_t memory, uint32_t full, uint32_t empty) {
   const uint32_t rank = T::kCluster > 1 ? ClusterRank() : 0;
   const int first = (int)rank * (T::kTileN / T::kCluster);
   RingPosition<T::kStages> at;
@@ -675,8 +674,7 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
 
 template <class E, class T, class Source, bool kExact>
 __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensorMap* map_before,
-                                        const Params& params,
-                                        const typename Source::Layout& layout,
+                                        const Params& params, const typename Source::Layout& layout,
                                         unsigned char* shared, uint32_t full, uint32_t empty) {
   const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int part = T::kPingPong ? 0 : consumer, first_row = part * T::kRows;  // of a tile
@@ -742,17 +740,15 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   Segments<T> again(params);
   for (int turn = 0; again.Next(segment) && segment.tile < params.split_tiles; turn++)
     if (!T::kPingPong || turn % 2 == consumer)
-      StoreSlice<E, T, Source::kHasEpilogue>(params, segment, origin_of(segment), staging, rank, part, consumer);
+      StoreSlice<E, T, Source::kHasEpilogue>(params, segment, origin_of(segment), staging, rank,
+                                             part, consumer);
 }
 
 template <class E, class T, class Source, bool kExact>
-__global__ __launch_bounds__(
-    T::kThreads, 1) void GemmKernel(const __grid_constant__ CUtensorMap map_a,
-                                    const __grid_constant__ CUtensorMap map_b,
-                                    const __grid_constant__ CUtensorMap map_c,
-                                    const __grid_constant__ CUtensorMap map_before,
-                                    const Params params,
-                                    const __grid_constant__ typename Source::Layout layout) {
+__global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
+    const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+    const __grid_constant__ CUtensorMap map_c, const __grid_constant__ CUtensorMap map_before,
+    const Params params, const __grid_constant__ typename Source::Layout layout) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ __align__(8) uint64_t barriers[2 * T::kStages];
   unsigned char* shared = DynamicShared<unsigned char>();

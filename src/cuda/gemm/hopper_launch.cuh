@@ -37,8 +37,8 @@ inline Config Estimated(const TileTime& time, const Extents& of, int multiproces
   constexpr int kMostSplits = 132;
   constexpr double kSplitUs = 6, kPartialNbytesUs = 3e6;  // bytes of parts, written and read, a us
   const int64_t clusters = multiprocessors / time.cluster;
-  const int64_t tiles = CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster) *
-                        CeilDiv(of.n, time.tile_n) * of.batch;
+  const int64_t tiles =
+      CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster) * CeilDiv(of.n, time.tile_n) * of.batch;
   const int64_t left = tiles % clusters;
   // Of a tile; under ping-pong one consumer's epilogue and the other's products go on together.
   const auto tile_us = [&](double of_panels) {
@@ -90,8 +90,7 @@ void LaunchTiles(const char* op, DLContext ctx, const Config& config, const Maps
     partial.emplace(ctx, nbytes, stream);
     arrivals.emplace(ctx, counters * (int64_t)sizeof(unsigned), stream);
     params.partial = (float4*)partial->data(), params.arrivals = (unsigned*)arrivals->data();
-    Launch(op, ZeroKernel, Blocks(counters), kThreads, 0, stream, params.arrivals,
-           (int)counters);
+    Launch(op, ZeroKernel, Blocks(counters), kThreads, 0, stream, params.arrivals, (int)counters);
   }
   LaunchClusters(op, GemmKernel<E, T, Source, kExact>, (unsigned)(clusters * T::kCluster),
                  T::kCluster, T::kThreads, T::kSharedNbytes, true, stream, maps.a, maps.b, maps.c,

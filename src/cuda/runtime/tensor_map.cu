@@ -137,11 +137,11 @@ CUtensorMap PixelMap(const char* op, int dtype, const void* data, const PixelMap
                         (int)UpperCorner(shape.h, shape.extents[2])};
   const cuuint32_t steps[4] = {1, (cuuint32_t)shape.w.step, (cuuint32_t)shape.h.step, 1};
   CUtensorMap map;
-  CheckMap(op, PixelEncoder()(&map, TypeOf(dtype), 4, const_cast<void*>(data), array.dimensions,
-                              array.nbytes, lower, upper, (cuuint32_t)(128 / size),
-                              (cuuint32_t)pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+  CheckMap(op,
+           PixelEncoder()(&map, TypeOf(dtype), 4, const_cast<void*>(data), array.dimensions,
+                          array.nbytes, lower, upper, (cuuint32_t)(128 / size), (cuuint32_t)pixels,
+                          steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
   return map;
 }
 
