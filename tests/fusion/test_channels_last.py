@@ -41,6 +41,9 @@ CASES: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (  # (n, c, h, w, o,
     ((2, 128, 7, 7, 64, 1), dict(stride=2)),
     ((2, 8, 6, 6, 8, 3), dict(padding=1, groups=8)),
     ((1, 513, 3, 3, 9, 3), dict(padding=1)),
+    ((2, 3, 17, 15, 16, 7), dict(stride=2, padding=3)),
+    ((2, 1, 9, 11, 8, 5), dict(padding=((1, 2), (0, 2)), dilation=1)),
+    ((1, 3, 8, 7, 72, 3), dict(padding=2, stride=1)),
 )
 # Those that every algorithm computes, of more rows than a tile has and of parts of one.
 DENSE: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (

@@ -514,8 +514,9 @@ void LaunchFilterGradient(const Call& at, const FilterGradientTask<T>& task, uns
 }
 
 // True where it does not run here, by mma. A kernel that is named and cannot fails.
-bool OnHopper(const Call& at, const Conv& c, const void* x, const void* f, const void* y) {
-  const char* refusal = HopperRefusal(at, c, x, f, y);
+bool OnHopper(const Call& at, const Conv& c, Pass pass, const void* x, const void* f,
+              const void* y) {
+  const char* refusal = HopperRefusal(at, c, pass, x, f, y);
   if (refusal && at.kernel != Kernel::kHeuristic && at.kernel != Kernel::kMma)
     FailWith(DL_NOT_APPLICABLE, "%s: this algorithm cannot compute this: %s; use implicit mma",
              at.op, refusal);
@@ -541,7 +542,7 @@ bool Serves(DLContext ctx, const Conv& c) {
 
 template <class T>
 void Forward(const Call& at, const Conv& c, const T* x, const T* f, const T* bias, T* y) {
-  if (OnHopper(at, c, x, f, y)) return ForwardOnHopper(at, c, x, f, bias, y);
+  if (OnHopper(at, c, Pass::kForward, x, f, y)) return ForwardOnHopper(at, c, x, f, bias, y);
   const Correlation correlation = dlsys::Forward(c, nullptr, nullptr, nullptr, nullptr);
   const int64_t kernel = Size(c.kernel), numel = c.o * c.GroupChannels() * kernel;
   if (kernel == 1) return Correlate(at, correlation, c.kernel, x, f, bias, y);
@@ -552,7 +553,8 @@ void Forward(const Call& at, const Conv& c, const T* x, const T* f, const T* bia
 
 template <class T>
 void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx) {
-  if (OnHopper(at, c, dx, f, dy)) return DataGradientOnHopper(at, c, f, dy, dx);
+  if (OnHopper(at, c, Pass::kDataGradient, dx, f, dy))
+    return DataGradientOnHopper(at, c, f, dy, dx);
   const int64_t numel = c.o * c.GroupChannels() * Size(c.kernel);
   const Scratch filter(at.ctx, numel * (int64_t)sizeof(T), at.stream);
   // To (groups, channels, kernel, filters).
@@ -565,7 +567,8 @@ void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx)
 
 template <class T>
 void FilterGradient(const Call& at, const Conv& c, const T* x, const T* dy, T* df) {
-  if (OnHopper(at, c, x, df, dy)) return FilterGradientOnHopper(at, c, x, dy, df);
+  if (OnHopper(at, c, Pass::kFilterGradient, x, df, dy))
+    return FilterGradientOnHopper(at, c, x, dy, df);
   const int64_t channels = c.GroupChannels(), kernel = Size(c.kernel), filters = c.GroupFilters();
   const int64_t cols = channels * kernel, positions = c.n * Size(c.out);
   const int64_t height = filters <= 64 ? 64 : 128, width = height == 128 && cols <= 64 ? 64 : 128;

@@ -4,6 +4,7 @@
 // for each phase that meets the filter, whose results are stored between those of others. Tensor
 // cores limit filters of several elements, memory bandwidth most of one.
 #include <algorithm>
+#include <optional>
 #include <tuple>
 
 #include "cuda/conv/channels_last_hopper.cuh"
@@ -65,6 +66,81 @@ void MoveChannels(const Call& at, const Conv& c, int64_t pitch, const T* from, T
          from, to, (int)c.c, (int)pitch, (int)kernel, Divisor(kernel), Divisor(runs));
 }
 
+// ---- images of few channels ----
+
+// The pixels that a filter's row meets lie side by side, so images of few channels are convolved as
+// rows of them: images (n, h, out.w, 64), each pixel all that a row of the filter reads, by a
+// filter of one column. Pixels overlap: they are a map of strides over a copy (n, h, width, pixel),
+// padded with zeros on the left, and each pixel too.
+struct Rows {
+  int64_t pixel, line;  // elements
+  Conv conv;
+  std::array<int64_t, 3> strides;  // of its images
+
+  // None where the row of a filter is longer, or its elements do not lie side by side.
+  static std::optional<Rows> Of(const Conv& c) {
+    constexpr int64_t kOf16Bytes = 8;
+    if (c.groups > 1 || c.dilation.w > 1 || c.o % 8) return std::nullopt;
+    int64_t pixel = c.c;
+    while (pixel * c.stride.w % kOf16Bytes) pixel++;
+    if (pixel * c.kernel.w > kChannelsOfPanel) return std::nullopt;
+    const int64_t width = (c.out.w - 1) * c.stride.w + CeilDiv(kChannelsOfPanel, pixel);
+    const int64_t line = RoundUp(width * pixel, kOf16Bytes);
+    Rows rows{pixel, line, c, {c.stride.w * pixel, line, c.in.h * line}};
+    rows.conv.c = kChannelsOfPanel, rows.conv.in.w = c.out.w;
+    rows.conv.kernel.w = rows.conv.stride.w = 1, rows.conv.pad.w = 0;
+    return rows;
+  }
+};
+
+// to (n, h, line) of x (n, h, w, channels), eight elements a thread.
+template <class T>
+__global__ void CopyRowsKernel(const T* x, T* to, int w, int channels, int lead, Divisor by_line,
+                               Divisor by_pixel, int64_t count) {
+  for (int64_t k = FirstItem(); k < count; k += ItemStep()) {
+    const int line = (int)k / by_line, first = ((int)k - line * (int)by_line.value) * 8;
+    __align__(16) T made[8];
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+      const int place = (first + e) / by_pixel, c = first + e - place * (int)by_pixel.value;
+      const int at = place - lead;
+      const bool exists = c < channels && at >= 0 && at < w;
+      made[e] = exists ? x[((int64_t)line * w + at) * channels + c] : T(0.f);
+    }
+    ((float4*)to)[k] = *(const float4*)made;
+  }
+}
+
+// rows (filters, kernel.h, 64) of f (filters, channels, kernel), or, `back`, f of rows.
+template <class T, bool kBack>
+__global__ void FilterRowsKernel(const T* from, T* to, int channels, int kernel_h, int kernel_w,
+                                 int pixel, int numel) {
+  for (int k = (int)FirstItem(); k < numel; k += (int)ItemStep()) {
+    const int e = k % kChannelsOfPanel, i = k / kChannelsOfPanel % kernel_h;
+    const int filter = k / kChannelsOfPanel / kernel_h, j = e / pixel, c = e % pixel;
+    const bool exists = c < channels && j < kernel_w;
+    const int in_filter = ((filter * channels + c) * kernel_h + i) * kernel_w + j;
+    if (!kBack)
+      to[k] = exists ? from[in_filter] : T(0.f);
+    else if (exists)
+      to[in_filter] = from[k];
+  }
+}
+
+template <class T>
+void CopyRows(const Call& at, const Conv& c, const Rows& rows, const T* x, T* to) {
+  const int64_t count = c.n * c.in.h * rows.line / 8;
+  Launch(at.op, CopyRowsKernel<T>, Blocks(count), kThreads, 0, at.stream, x, to, (int)c.in.w,
+         (int)c.c, (int)c.pad.w, Divisor(rows.line / 8), Divisor(rows.pixel), count);
+}
+int64_t NumelOfFilter(const Conv& rows) { return rows.o * rows.kernel.h * kChannelsOfPanel; }
+template <bool kBack, class T>
+void FilterRows(const Call& at, const Conv& c, const Rows& rows, const T* from, T* to) {
+  const int64_t numel = NumelOfFilter(rows.conv);
+  Launch(at.op, FilterRowsKernel<T, kBack>, Blocks(numel), kThreads, 0, at.stream, from, to,
+         (int)c.c, (int)c.kernel.h, (int)c.kernel.w, (int)rows.pixel, (int)numel);
+}
+
 // ---- where positions lie ----
 
 // An axis of a correlation whose kernel offsets go forward.
@@ -87,12 +163,9 @@ Ahead AheadOf(const ConvAxis& axis) {
           -axis.kernel_by};
 }
 
-PixelMapShape ImagesOf(int64_t n, HW image, int64_t channels, const PixelAxis& h,
-                       const PixelAxis& w) {
-  return {{channels, image.w, image.h, n},
-          {channels, image.w * channels, Size(image) * channels},
-          w,
-          h};
+// How contiguous images lie.
+std::array<int64_t, 3> Strides(HW image, int64_t channels) {
+  return {channels, image.w * channels, Size(image) * channels};
 }
 
 int64_t PanelsOf(int64_t channels) { return CeilDiv(channels, kChannelsOfPanel); }
@@ -151,8 +224,8 @@ CUtensorMap RowsMap(const Call& at, const void* data, int64_t cols, int64_t rows
 // A part of a correlation: `filter` is (filters, kernel, channels), and of `out` positions every
 // h.out_by-th and w.out_by-th is written.
 template <class T>
-void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x, const T* filter,
-               const T* bias, T* out) {
+void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
+               const std::array<int64_t, 3>& strides, const T* filter, const T* bias, T* out) {
   const Ahead h = AheadOf(c.h), w = AheadOf(c.w);
   PixelLayout layout = LayoutOf(h, w, c.in_channels, kernel.w);
   layout.as_pixels = !c.UnitStride();
@@ -163,7 +236,8 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x, cons
   params.aligned = Aligned16(bias);
   const hopper::Extents extents{params.m, params.n, params.k_panels, 1};
   const Config config = BestConfig(at, extents, c.UnitStride());
-  const PixelMapShape images = ImagesOf(c.images, c.in, c.in_channels, h.positions, w.positions);
+  const PixelMapShape images{
+      {c.in_channels, c.in.w, c.in.h, c.images}, strides, w.positions, h.positions};
   // The results of a phase, as images of their own.
   const int64_t line = c.out_hw.w * c.out_channels;
   const PixelMapShape results{{c.out_channels, c.w.count, c.h.count, c.images},
@@ -215,9 +289,36 @@ struct ForwardAxes {
         w(AheadOf(ForwardAxis(c.out.w, c.kernel.w, c.stride.w, c.pad.w, c.dilation.w))) {}
 };
 
+// C (filters, columns) of the gradient of a filter: a column for each kernel offset and channel, of
+// which there are multiples of 64.
+template <class T>
+void MultiplyByPixels(const Call& at, const Conv& c, const T* x,
+                      const std::array<int64_t, 3>& strides, const T* dy, T* to) {
+  const ForwardAxes axes(c);
+  const PixelLayout layout = LayoutOf(axes.h, axes.w, c.c, c.kernel.w);
+  const int64_t positions = c.n * Size(c.out);
+  hopper::Params params{};
+  params.m = (int)c.o, params.n = (int)(Size(c.kernel) * PanelsOf(c.c) * kChannelsOfPanel);
+  params.batch = params.passes = 1;
+  params.k_panels = (int)CeilDiv(positions, kChannelsOfPanel);
+  params.c = to, params.aligned = true;
+  const Config config = BestConfig(at, {params.m, params.n, params.k_panels, 1}, true);
+  const PixelMapShape images{
+      {c.c, c.in.w, c.in.h, c.n}, strides, axes.w.positions, axes.h.positions};
+  WithTiling(config, [&](auto tiling) {
+    using Tile = decltype(tiling);
+    const hopper::Maps maps{RowsMap<T>(at, dy, c.o, positions, kChannelsOfPanel),
+                            PixelMap(at.op, kDtype<T>, x, images, kChannelsOfPanel),
+                            RowsMap<T>(at, to, params.n, params.m, Tile::kRows), CUtensorMap{}};
+    hopper::LaunchTiles<T, Tile, FilterGradient16<T, Tile>, false>(at.op, at.ctx, config, maps,
+                                                                   params, layout, at.stream);
+  });
+}
+
 const char* MapError(const Ahead& h, const Ahead& w, int64_t n, HW image, int64_t channels) {
   const int64_t reach = std::max(h.kernel_size * h.kernel_step, w.kernel_size * w.kernel_step);
-  return PixelMapError(ImagesOf(n, image, channels, h.positions, w.positions), reach);
+  return PixelMapError(
+      {{channels, image.w, image.h, n}, Strides(image, channels), w.positions, h.positions}, reach);
 }
 
 }  // namespace
@@ -229,21 +330,27 @@ std::vector<std::string> WgmmaTilings() {
   return names;
 }
 
-const char* HopperRefusal(const Call& at, const Conv& c, const void* x, const void* f,
+const char* HopperRefusal(const Call& at, const Conv& conv, Pass pass, const void* x, const void* f,
                           const void* y) {
   const char* error = HopperDeviceError(at.ctx.device_id);
   if (*error) return error;
-  if (at.kernel == Kernel::kGemm && !IsGemm(c)) return "it is for 1 x 1 filters at stride 1";
-  if (c.groups > 1) return "it has no groups";
-  if (c.c % 8 || c.o % 8) return "it takes channels and filters by eight";
+  if (at.kernel == Kernel::kGemm && !IsGemm(conv)) return "it is for 1 x 1 filters at stride 1";
+  if (conv.groups > 1) return "it has no groups";
   if (!Aligned16(x) || !Aligned16(f) || !Aligned16(y)) return "it takes arrays at 16 bytes";
-  if (Size(c.kernel) > kMostOffsets) return "it takes filters of at most 256 elements";
-  const ForwardAxes axes(c);
-  error = MapError(axes.h, axes.w, c.n, c.in, c.c);
-  for (int64_t phase = 0; !*error && phase < Size(c.stride); phase++) {
-    const Correlation part = dlsys::DataGradient(c, nullptr, nullptr, nullptr, phase);
-    if (part.Positions() * part.KernelSize() > 0)
-      error = MapError(AheadOf(part.h), AheadOf(part.w), c.n, c.out, c.o);
+  if (Size(conv.kernel) > kMostOffsets) return "it takes filters of at most 256 elements";
+  const bool of_data = pass == Pass::kDataGradient, by_eight = conv.c % 8 == 0 && conv.o % 8 == 0;
+  const auto rows = of_data || by_eight ? std::nullopt : Rows::Of(conv);
+  if (!by_eight && !rows) return "it takes channels and filters by eight";
+  const Conv& c = rows ? rows->conv : conv;
+  if (of_data) {
+    for (int64_t phase = 0; !*error && phase < Size(c.stride); phase++) {
+      const Correlation part = dlsys::DataGradient(c, nullptr, nullptr, nullptr, phase);
+      if (part.Positions() * part.KernelSize() > 0)
+        error = MapError(AheadOf(part.h), AheadOf(part.w), c.n, c.out, c.o);
+    }
+  } else {
+    const ForwardAxes axes(c);
+    error = MapError(axes.h, axes.w, c.n, c.in, c.c);
   }
   return *error ? error : nullptr;
 }
@@ -252,12 +359,22 @@ template <class T>
 void ForwardOnHopper(const Call& at, const Conv& c, const T* x, const T* f, const T* bias, T* y) {
   if (at.kernel != Kernel::kWgmma && IsGemm(c))
     return Multiply<T>(at, c.n * Size(c.in), c.o, c.c, x, false, f, true, bias, y);
+  if (const auto rows = c.c % 8 ? Rows::Of(c) : std::nullopt) {
+    const Scratch images(at.ctx, c.n * rows->strides[2] * (int64_t)sizeof(T), at.stream);
+    const Scratch filter(at.ctx, NumelOfFilter(rows->conv) * (int64_t)sizeof(T), at.stream);
+    CopyRows(at, c, *rows, x, (T*)images.data());
+    FilterRows<false>(at, c, *rows, f, (T*)filter.data());
+    return Correlate(at, dlsys::Forward(rows->conv, nullptr, nullptr, nullptr, nullptr),
+                     rows->conv.kernel, (const T*)images.data(), rows->strides,
+                     (const T*)filter.data(), bias, y);
+  }
   const Correlation correlation = dlsys::Forward(c, nullptr, nullptr, nullptr, nullptr);
   const int64_t kernel = Size(c.kernel);
-  if (kernel == 1) return Correlate(at, correlation, c.kernel, x, f, bias, y);
+  const std::array<int64_t, 3> strides = Strides(c.in, c.c);
+  if (kernel == 1) return Correlate(at, correlation, c.kernel, x, strides, f, bias, y);
   const Scratch filter(at.ctx, c.o * c.c * kernel * (int64_t)sizeof(T), at.stream);
   MoveChannels<false>(at, c, c.c, f, (T*)filter.data());
-  Correlate(at, correlation, c.kernel, x, (const T*)filter.data(), bias, y);
+  Correlate(at, correlation, c.kernel, x, strides, (const T*)filter.data(), bias, y);
 }
 
 template <class T>
@@ -281,35 +398,26 @@ void DataGradientOnHopper(const Call& at, const Conv& c, const T* f, const T* dy
     Launch(at.op, ZeroKernel, Blocks(count), kThreads, 0, at.stream, (float4*)dx, count);
   }
   for (const Correlation& part : parts)
-    Correlate<T>(at, part, c.kernel, dy, (const T*)filter.data(), nullptr, dx);
+    Correlate<T>(at, part, c.kernel, dy, Strides(c.out, c.o), (const T*)filter.data(), nullptr, dx);
 }
 
 template <class T>
 void FilterGradientOnHopper(const Call& at, const Conv& c, const T* x, const T* dy, T* df) {
   if (at.kernel != Kernel::kWgmma && IsGemm(c))
     return Multiply<T>(at, c.o, c.c, c.n * Size(c.in), dy, true, x, false, nullptr, df);
-  const ForwardAxes axes(c);
-  const PixelLayout layout = LayoutOf(axes.h, axes.w, c.c, c.kernel.w);
-  const int64_t pitch = PanelsOf(c.c) * kChannelsOfPanel, positions = c.n * Size(c.out);
-  const bool in_place = Size(c.kernel) == 1 && pitch == c.c;
-  const int64_t cols = Size(c.kernel) * pitch;
-  const Scratch made(at.ctx, in_place ? 0 : c.o * cols * (int64_t)sizeof(T), at.stream);
-  T* const to = in_place ? df : (T*)made.data();
-  hopper::Params params{};
-  params.m = (int)c.o, params.n = (int)cols, params.batch = 1;
-  params.k_panels = (int)CeilDiv(positions, kChannelsOfPanel), params.passes = 1;
-  params.c = to, params.aligned = true;
-  const Config config = BestConfig(at, {params.m, params.n, params.k_panels, 1}, true);
-  const PixelMapShape images = ImagesOf(c.n, c.in, c.c, axes.h.positions, axes.w.positions);
-  WithTiling(config, [&](auto tiling) {
-    using Tile = decltype(tiling);
-    const hopper::Maps maps{RowsMap<T>(at, dy, c.o, positions, kChannelsOfPanel),
-                            PixelMap(at.op, kDtype<T>, x, images, kChannelsOfPanel),
-                            RowsMap<T>(at, to, params.n, params.m, Tile::kRows), CUtensorMap{}};
-    hopper::LaunchTiles<T, Tile, FilterGradient16<T, Tile>, false>(at.op, at.ctx, config, maps,
-                                                                   params, layout, at.stream);
-  });
-  if (!in_place) MoveChannels<true>(at, c, pitch, to, df);
+  if (const auto rows = c.c % 8 ? Rows::Of(c) : std::nullopt) {
+    const Scratch images(at.ctx, c.n * rows->strides[2] * (int64_t)sizeof(T), at.stream);
+    const Scratch made(at.ctx, NumelOfFilter(rows->conv) * (int64_t)sizeof(T), at.stream);
+    CopyRows(at, c, *rows, x, (T*)images.data());
+    MultiplyByPixels(at, rows->conv, (const T*)images.data(), rows->strides, dy, (T*)made.data());
+    return FilterRows<true>(at, c, *rows, (const T*)made.data(), df);
+  }
+  const int64_t pitch = PanelsOf(c.c) * kChannelsOfPanel;
+  if (Size(c.kernel) == 1 && pitch == c.c)
+    return MultiplyByPixels(at, c, x, Strides(c.in, c.c), dy, df);
+  const Scratch made(at.ctx, c.o * Size(c.kernel) * pitch * (int64_t)sizeof(T), at.stream);
+  MultiplyByPixels(at, c, x, Strides(c.in, c.c), dy, (T*)made.data());
+  MoveChannels<true>(at, c, pitch, (const T*)made.data(), df);
 }
 
 #define DLSYS_ON_HOPPER(T)                                                                   \
