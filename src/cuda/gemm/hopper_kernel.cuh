@@ -24,20 +24,23 @@ namespace dlsys {
 namespace cuda {
 namespace hopper {
 
-// A tile of 128 WarpgroupM rows, of which each consumer takes half, and TileN columns. What a
-// consumer's epilogue reads and writes goes through StagingN columns of 16 bits in shared memory.
-template <int WarpgroupM, int TileN, int Cluster, int Stages, int StagingN,
+// A tile of 64 WarpgroupM or, where consumers cooperate, twice as many rows, and TileN columns.
+// What a consumer's epilogue reads and writes goes through StagingN columns of 16 bits in shared
+// memory.
+template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN,
           bool OfGradients = false>
 struct Tiling {
   static constexpr int kWarpgroupM = WarpgroupM, kTileN = TileN, kCluster = Cluster;
   static constexpr int kStages = Stages, kStagingN = StagingN;
+  static constexpr bool kPingPong = PingPong;
   static constexpr bool kOfGradients = OfGradients;  // alone, of epilogues with a function
   static constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = WarpgroupM * 64;  // of a consumer
-  static constexpr int kTileM = kConsumers * kRows;
-  static constexpr int kBlocks = TileN / 8;            // of eight columns
-  static constexpr int kQuads = WarpgroupM * kBlocks;  // of accumulators of a thread
-  static constexpr int kRowNbytes = 128;               // of a panel in shared memory, swizzled
+  static constexpr int kTileM = PingPong ? kRows : kConsumers * kRows;
+  static constexpr int kBlocks = TileN / 8;                 // of eight columns
+  static constexpr int kQuads = WarpgroupM * kBlocks;       // of accumulators of a thread
+  static constexpr int kParts = PingPong ? 1 : kConsumers;  // of a tile, by consumer
+  static constexpr int kRowNbytes = 128;                    // of a panel in shared memory, swizzled
   static constexpr int kPanelA = kTileM * kRowNbytes, kPanelB = TileN * kRowNbytes;
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
@@ -145,6 +148,10 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 
 // ---- the producer ----
 
+// A `Source` says how the panels of both operands are copied and where boxes of C go; its Layout is
+// what it needs beside the tensor maps. It begins at a tile. This one reads matrices, or batches of
+// them; that of convolutions is in conv/channels_last_hopper.cuh.
+
 // Copies a panel's rows [0, kRows) to shared memory: one box along K, else boxes of 128 bytes along
 // M or N.
 template <class E, bool kAcross, bool kMulticast, int kRows>
@@ -160,30 +167,55 @@ __device__ __forceinline__ void LoadPanel(uint32_t to, const CUtensorMap* map, u
   }
 }
 
-template <class E, class T, bool kAlongM, bool kAlongN>
+template <class E, class T, bool kAlongM_, bool kAlongN_>
+class Matrices {
+ public:
+  struct Layout {};
+  static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
+
+  __device__ __forceinline__ Matrices(const Params& params, const Layout&, const TileOrigin& origin)
+      : params_(params), origin_(origin) {}
+
+  // A panel to `a`, and this block's rows of B, from `first` on, to `b`.
+  __device__ __forceinline__ void Load(const CUtensorMap* map_a, const CUtensorMap* map_b,
+                                       int panel, int first, uint32_t a, uint32_t b,
+                                       uint32_t barrier) const {
+    constexpr int kTileK = 128 / (int)sizeof(E);
+    // The passes of 3xtf32: lower A by upper B, upper A by lower B, upper A by upper B.
+    const int pass = panel / params_.k_panels, k = (panel - pass * params_.k_panels) * kTileK;
+    const int z_a = params_.passes > 1 ? pass == 0 : origin_.z;
+    const int z_b = params_.passes > 1 ? pass == 1 : origin_.z;
+    LoadPanel<E, kAlongM, false, T::kTileM>(a, map_a, barrier, origin_.row, k, z_a);
+    LoadPanel<E, kAlongN, (T::kCluster > 1), T::kTileN / T::kCluster>(b, map_b, barrier,
+                                                                      origin_.col + first, k, z_b);
+  }
+
+  static __device__ __forceinline__ void Store(const Layout&, const CUtensorMap* map, uint32_t from,
+                                               int row, int col, int z) {
+    StoreBox(map, from, col, row, z);
+  }
+
+ private:
+  const Params& params_;
+  const TileOrigin& origin_;
+};
+
+template <class T, class Source>
 __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                        const Params& params, uint32_t memory, uint32_t full,
-                                        uint32_t empty) {
-  constexpr int kTileK = 128 / (int)sizeof(E), kRowsB = T::kTileN / T::kCluster;
-  constexpr bool kMulticast = T::kCluster > 1;
+                                        const Params& params, const typename Source::Layout& layout,
+                                        uint32_t memory, uint32_t full, uint32_t empty) {
   const uint32_t rank = ClusterRankOf<T>();
+  const int first = (int)rank * (T::kTileN / T::kCluster);
   RingPosition<T::kStages> at;
   Segments<T> segments(params);
   for (Segment segment; segments.Next(segment);) {
     const TileOrigin origin = OriginOf<T>(params, segment.tile, rank);
+    const Source source(params, layout, origin);
     for (int panel = segment.begin; panel < segment.end; panel++, at.Advance()) {
-      // The passes of 3xtf32: lower A by upper B, upper A by lower B, upper A by upper B.
-      const int pass = panel / params.k_panels, k = (panel - pass * params.k_panels) * kTileK;
-      const int z_a = params.passes > 1 ? pass == 0 : origin.z;
-      const int z_b = params.passes > 1 ? pass == 1 : origin.z;
-      const uint32_t a = memory + at.stage * T::kStageNbytes;
-      const uint32_t b = a + T::kPanelA + rank * kRowsB * T::kRowNbytes;
-      const uint32_t barrier = full + at.stage * 8;
+      const uint32_t a = memory + at.stage * T::kStageNbytes, barrier = full + at.stage * 8;
       WaitForPhase(empty + at.stage * 8, at.parity ^ 1);
       ArriveExpecting(barrier, T::kStageNbytes);
-      LoadPanel<E, kAlongM, false, T::kTileM>(a, map_a, barrier, origin.row, k, z_a);
-      LoadPanel<E, kAlongN, kMulticast, kRowsB>(b, map_b, barrier, origin.col + rank * kRowsB, k,
-                                                z_b);
+      source.Load(map_a, map_b, panel, first, a, a + T::kPanelA + first * T::kRowNbytes, barrier);
     }
   }
 }
@@ -194,11 +226,12 @@ template <class T>
 using Accumulators = float[T::kWarpgroupM][T::kBlocks][4];
 
 // Adds the products of `count` panels, first into zeros. Each stage is released as soon as the
-// products that read it are done.
-template <class E, class T, bool kAlongM, bool kAlongN, class Release>
+// products that read it are done; `issued` is called when all are under way.
+template <class E, class T, bool kAlongM, bool kAlongN, class Release, class Issued>
 __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, uint32_t memory,
                                                uint32_t full, int first_row,
-                                               RingPosition<T::kStages>& at, Release&& release) {
+                                               RingPosition<T::kStages>& at, Release&& release,
+                                               Issued&& issued) {
   constexpr int kAcross = 128 / (int)sizeof(E) * T::kRowNbytes;  // a column of boxes
   int previous = 0;
   for (int panel = 0; panel < count; panel++, at.Advance()) {
@@ -223,6 +256,7 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, ui
     if (panel > 0) release(previous);
     previous = at.stage;
   }
+  issued();
   WaitForProducts<0>();
   release(previous);
 }
@@ -243,7 +277,7 @@ __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int
   for (int panel = 0; panel < count; panel += kPanels) {
     Accumulators<T> d;
     MultiplyPanels<E, T, false, false>(d, min(kPanels, count - panel), memory, full, first_row, at,
-                                       release);
+                                       release, [] {});
 #pragma unroll
     for (int q = 0; q < T::kWarpgroupM * T::kBlocks; q++) {
       float (&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
@@ -298,7 +332,8 @@ __device__ __forceinline__ void WritePair(E* to, bool aligned, int valid, const 
 
 // Each warp makes the epilogue of its own rows, in boxes of 128 bytes of 16 rows: `side` comes into
 // the warp's buffers by TMA while the tile is multiplied, and results of 16 bits leave them by TMA.
-template <class E, class T>
+constexpr int kRowsOfBox = 16;
+template <class E, class T, class Source>
 class Boxes {
  public:
   static constexpr int kBlocks = 16 / (int)sizeof(E);  // of eight columns, of a box
@@ -314,8 +349,9 @@ class Boxes {
 
   // `buffers` are those of this warp. `barriers` are two for each: its side is there, and has
   // become factors.
-  __device__ __forceinline__ Boxes(const Params& params, unsigned char* buffers, uint32_t barriers)
-      : params_(params), buffers_(buffers), barriers_(barriers) {}
+  __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
+                                   unsigned char* buffers, uint32_t barriers)
+      : params_(params), layout_(layout), buffers_(buffers), barriers_(barriers) {}
 
   // Goes on to a tile, and asks for as much of its side as there are buffers.
   __device__ __forceinline__ void Begin(const TileOrigin& origin, const CUtensorMap* map_side) {
@@ -380,7 +416,8 @@ class Boxes {
       if (l == 0) {
 #pragma unroll
         for (int i = 0; i < kRowGroups; i++)
-          StoreBox(map, SharedAddress(to) + i * kNbytes, col, origin_.row + i * 64, origin_.z);
+          Source::Store(layout_, map, SharedAddress(to) + i * kNbytes, origin_.row + i * 64, col,
+                        origin_.z);
         CloseStores();
       }
     } else {
@@ -398,7 +435,7 @@ class Boxes {
   }
 
  private:
-  static constexpr int kNbytes = 16 * 128;  // of a box
+  static constexpr int kNbytes = kRowsOfBox * 128;
 
   __device__ __forceinline__ uint32_t BarrierOf(int buffer, bool of_factors) const {
     return barriers_ + (buffer * 2 + of_factors) * 8;
@@ -433,6 +470,7 @@ class Boxes {
   }
 
   const Params& params_;
+  const typename Source::Layout& layout_;
   unsigned char* const buffers_;
   const uint32_t barriers_;
   TileOrigin origin_;
@@ -481,18 +519,19 @@ __device__ __forceinline__ void ReadBias(Pair<E> (&bias)[T::kBlocks], const Para
 // Stores a consumer's part of a tile with its epilogue. The loop over boxes is rolled where there
 // is a function, so that there is code for two; accumulators move down to the registers that it
 // reads.
-template <class E, class T, bool kSide, bool kBefore, bool kRolled, class Side = E, class F>
+template <class E, class T, class Source, bool kSide, bool kBefore, bool kRolled, class Side = E,
+          class F>
 __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
-                                           Boxes<E, T>& boxes, const Params& params,
+                                           Boxes<E, T, Source>& boxes, const Params& params,
                                            const CUtensorMap* map_c, const CUtensorMap* map_other,
                                            F&& function) {
-  constexpr int kBlocks = Boxes<E, T>::kBlocks, kCount = Boxes<E, T>::kCount;
+  constexpr int kBlocks = Boxes<E, T, Source>::kBlocks, kCount = Boxes<E, T, Source>::kCount;
   constexpr int kAtOnce = !kRolled ? kCount : kCount < 2 ? 1 : 2;
 #pragma unroll 1
   for (int first = 0; first < kCount; first += kAtOnce) {
 #pragma unroll
     for (int box = 0; box < kAtOnce; box++) {
-      typename Boxes<E, T>::Pairs side = {}, x;
+      typename Boxes<E, T, Source>::Pairs side = {}, x;
       const auto make = [&](auto&& f) {
 #pragma unroll
         for (int i = 0; i < T::kWarpgroupM; i++) {
@@ -542,28 +581,31 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
   }
 }
 
-template <class E, class T>
+template <class E, class T, class Source>
 __device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
-                                          Boxes<E, T>& boxes, const Params& params,
+                                          Boxes<E, T, Source>& boxes, const Params& params,
                                           const CUtensorMap* map_c, const CUtensorMap* map_other) {
-  constexpr bool kHasGradients = sizeof(E) == 4 || Boxes<E, T>::kCount <= T::kBuffers;
+  constexpr bool kHasGradients = sizeof(E) == 4 || Boxes<E, T, Source>::kCount <= T::kBuffers;
   if constexpr (!T::kOfGradients)
-    if (!params.activation && !params.gradient)
-      return StoreBoxes<E, T, false, false, false>(d, bias, boxes, params, map_c, map_other,
-                                                   [](float, float x) { return x; });
-  if constexpr (Boxes<E, T>::kHasFactors)
+    if (!Source::kHasEpilogue || (!params.activation && !params.gradient))
+      return StoreBoxes<E, T, Source, false, false, false>(d, bias, boxes, params, map_c, map_other,
+                                                           [](float, float x) { return x; });
+  if constexpr (Boxes<E, T, Source>::kHasFactors)
     if (boxes.MakesFactors(params))
-      return StoreBoxes<E, T, true, false, false, float16>(
+      return StoreBoxes<E, T, Source, true, false, false, float16>(
           d, bias, boxes, params, map_c, map_other,
           [](float factor, float x) { return factor * x; });
-  WithFunction(params, [&](auto&& function, auto code) {
-    constexpr bool kActivation = code.value > 0;
-    if constexpr (kActivation && !T::kOfGradients)
-      StoreBoxes<E, T, false, sizeof(E) == 2, true>(d, bias, boxes, params, map_c, map_other,
+  if constexpr (Source::kHasEpilogue)
+    WithFunction(params, [&](auto&& function, auto code) {
+      constexpr bool kActivation = code.value > 0;
+      if constexpr (kActivation && !T::kOfGradients)
+        StoreBoxes<E, T, Source, false, sizeof(E) == 2, true>(d, bias, boxes, params, map_c,
+                                                              map_other, function);
+      if constexpr (!kActivation && kHasGradients &&
+                    (code.value == -1 || !Boxes<E, T, Source>::kHasFactors))
+        StoreBoxes<E, T, Source, true, false, true>(d, bias, boxes, params, map_c, map_other,
                                                     function);
-    if constexpr (!kActivation && kHasGradients && (code.value == -1 || !Boxes<E, T>::kHasFactors))
-      StoreBoxes<E, T, true, false, true>(d, bias, boxes, params, map_c, map_other, function);
-  });
+    });
 }
 
 // ---- split-K ----
@@ -571,21 +613,22 @@ __device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T:
 // Where a part of a tile lies, as consumers hold it: quads of accumulators, by thread.
 template <class T>
 __device__ __forceinline__ float4* PartialOf(const Params& params, int slot, uint32_t rank,
-                                             int consumer) {
-  const int64_t at = ((int64_t)slot * T::kCluster + rank) * T::kConsumers + consumer;
+                                             int part) {
+  const int64_t at = ((int64_t)slot * T::kCluster + rank) * T::kParts + part;
   return params.partial + at * T::kQuads * 128;
 }
 template <class T>
 __device__ __forceinline__ unsigned* ArrivalsOf(const Params& params, const Segment& segment,
-                                                uint32_t rank, int consumer) {
-  return params.arrivals + (segment.tile * T::kCluster + (int)rank) * T::kConsumers + consumer;
+                                                uint32_t rank, int part) {
+  return params.arrivals + (segment.tile * T::kCluster + (int)rank) * T::kParts + part;
 }
 
 template <class T>
 __device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Params& params,
-                                             const Segment& segment, uint32_t rank, int consumer) {
+                                             const Segment& segment, uint32_t rank, int part,
+                                             int consumer) {
   const int thread = threadIdx.x % 128;
-  float4* to = PartialOf<T>(params, segment.slot, rank, consumer) + thread;
+  float4* to = PartialOf<T>(params, segment.slot, rank, part) + thread;
 #pragma unroll
   for (int q = 0; q < T::kQuads; q++) {
     const float (&x)[4] = d[q / T::kBlocks][q % T::kBlocks];
@@ -593,7 +636,7 @@ __device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Par
   }
   __threadfence();
   SyncThreads(1 + consumer, 128);
-  if (thread == 0 && segment.splits > 1) CountUp(ArrivalsOf<T>(params, segment, rank, consumer));
+  if (thread == 0 && segment.splits > 1) CountUp(ArrivalsOf<T>(params, segment, rank, part));
 }
 
 // Waits until `count` splits of a tile are written.
@@ -606,13 +649,13 @@ __device__ __forceinline__ void WaitForSplits(const unsigned* arrivals, int coun
 // Adds the other splits of a tile to the first, which accumulators hold.
 template <class T>
 __device__ __forceinline__ void AddPartials(Accumulators<T>& d, const Params& params,
-                                            const Segment& segment, uint32_t rank, int consumer) {
+                                            const Segment& segment, uint32_t rank, int part,
+                                            int consumer) {
   constexpr int kAtOnce = 8;
-  WaitForSplits(ArrivalsOf<T>(params, segment, rank, consumer), segment.splits - 1, consumer);
+  WaitForSplits(ArrivalsOf<T>(params, segment, rank, part), segment.splits - 1, consumer);
 #pragma unroll 1
   for (int split = 1; split < segment.splits; split++) {
-    const float4* from =
-        PartialOf<T>(params, segment.slot + split, rank, consumer) + threadIdx.x % 128;
+    const float4* from = PartialOf<T>(params, segment.slot + split, rank, part) + threadIdx.x % 128;
 #pragma unroll
     for (int first = 0; first < T::kQuads; first += kAtOnce) {
       float4 v[kAtOnce];
@@ -629,12 +672,13 @@ __device__ __forceinline__ void AddPartials(Accumulators<T>& d, const Params& pa
 
 // Waits for all splits of a tile, adds one of as many slices of them, and stores it; whole tiles
 // come here as well where rows allow no wide access.
-template <class E, class T>
+template <class E, class T, bool kHasEpilogue>
 __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& segment,
-                                           const TileOrigin& origin, uint32_t rank, int consumer) {
+                                           const TileOrigin& origin, uint32_t rank, int part,
+                                           int consumer) {
   constexpr int kBatch = 4, kItems = T::kQuads * 128;
   const int thread = threadIdx.x % 128;
-  const unsigned* arrivals = ArrivalsOf<T>(params, segment, rank, consumer);
+  const unsigned* arrivals = ArrivalsOf<T>(params, segment, rank, part);
   if (segment.splits > 1)
     WaitForSplits(arrivals, segment.splits, consumer);
   else
@@ -646,8 +690,7 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
     float4 sums[kBatch] = {};
 #pragma unroll 4
     for (int split = 0; split < segment.splits; split++) {
-      const float4* from =
-          PartialOf<T>(params, segment.slot - segment.split + split, rank, consumer);
+      const float4* from = PartialOf<T>(params, segment.slot - segment.split + split, rank, part);
 #pragma unroll
       for (int b = 0; b < kBatch; b++) {
         const float4 v = from[min(first + b * 128, end - 1)];
@@ -678,7 +721,7 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
         if (params.before) write(params.before, x, y);
         Pair<E> side = {};
         if (params.side) side = ReadPair((const E*)params.side + at, params.aligned, valid);
-        if (params.activation || params.gradient)
+        if constexpr (kHasEpilogue)
           WithFunction(params, [&](auto&& function, auto) {
             x = function(ElementOf<0, E>(side), x), y = function(ElementOf<1, E>(side), y);
           });
@@ -696,19 +739,22 @@ __device__ __forceinline__ bool IsInBoxes(const Params& params, const Segment& s
 }
 
 // Those of a warp of the consumers.
-template <class E, class T>
-__device__ __forceinline__ Boxes<E, T> BoxesOf(const Params& params, unsigned char* shared,
-                                               uint32_t empty, int warp) {
-  return Boxes<E, T>(params, shared + T::kStages * T::kStageNbytes + warp * (T::kStagingNbytes / 4),
-                     empty + (T::kStages + 2 * warp * T::kBuffers) * 8);
+template <class E, class T, class Source>
+__device__ __forceinline__ Boxes<E, T, Source> BoxesOf(const Params& params,
+                                                       const typename Source::Layout& layout,
+                                                       unsigned char* shared, uint32_t empty,
+                                                       int warp) {
+  return Boxes<E, T, Source>(params, layout,
+                             shared + T::kStages * T::kStageNbytes + warp * (T::kStagingNbytes / 4),
+                             empty + (T::kStages + 2 * warp * T::kBuffers) * 8);
 }
 
 // Makes factors of the consumers' sides, of some of their warps: warp `index` of `count`. Boxes are
 // made in the order in which they are loaded and used.
-template <class E, class T, int kCount>
-__device__ __forceinline__ void Help(const Params& params, unsigned char* shared, uint32_t empty,
-                                     int index) {
-  constexpr int kBoxes = Boxes<E, T>::kCount;
+template <class E, class T, class Source, int kCount>
+__device__ __forceinline__ void Help(const Params& params, const typename Source::Layout& layout,
+                                     unsigned char* shared, uint32_t empty, int index) {
+  constexpr int kBoxes = Boxes<E, T, Source>::kCount;
   RingPosition<kBoxes> at;
   Segments<T> segments(params);
   for (Segment segment; segments.Next(segment);) {
@@ -717,7 +763,7 @@ __device__ __forceinline__ void Help(const Params& params, unsigned char* shared
       if constexpr (code.value < -1) {
 #pragma unroll 1
         for (int job = index; job < kBoxes * T::kWarps; job += kCount)
-          BoxesOf<E, T>(params, shared, empty, job % T::kWarps)
+          BoxesOf<E, T, Source>(params, layout, shared, empty, job % T::kWarps)
               .MakeFactors(job / T::kWarps, at.parity, function);
       }
     });
@@ -725,12 +771,12 @@ __device__ __forceinline__ void Help(const Params& params, unsigned char* shared
   }
 }
 
-template <class E, class T, bool kAlongM, bool kAlongN, bool kExact>
+template <class E, class T, class Source, bool kExact>
 __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensorMap* map_other,
-                                        const Params& params, unsigned char* shared, uint32_t full,
-                                        uint32_t empty) {
+                                        const Params& params, const typename Source::Layout& layout,
+                                        unsigned char* shared, uint32_t full, uint32_t empty) {
   const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128;
-  const int first_row = consumer * T::kRows;
+  const int part = T::kPingPong ? 0 : consumer, first_row = part * T::kRows;  // of a tile
   const uint32_t rank = ClusterRankOf<T>(), memory = SharedAddress(shared);
   const auto origin_of = [&](const Segment& segment) {
     TileOrigin origin = OriginOf<T>(params, segment.tile, rank);
@@ -740,51 +786,69 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   const auto release = [&](int stage) {
     if (thread < T::kCluster) ArriveAt(empty + stage * 8, thread);
   };
-  Boxes<E, T> boxes = BoxesOf<E, T>(params, shared, empty, threadIdx.x / 32);
+  // Under ping-pong a consumer waits for its turn: it may not be two phases of a stage ahead.
+  constexpr int kTurn = 1 + T::kConsumers;
+  if (T::kPingPong && consumer == 1) ArriveThreads(kTurn, 256);
+  Boxes<E, T, Source> boxes =
+      BoxesOf<E, T, Source>(params, layout, shared, empty, threadIdx.x / 32);
   Accumulators<T> d;
   Pair<E> bias[T::kBlocks];
   RingPosition<T::kStages> at;
   Segments<T> segments(params);
-  for (Segment segment; segments.Next(segment);) {
+  Segment segment, next;
+  bool more = segments.Next(next);
+  for (int turn = 0; more; turn++) {
+    segment = next;
+    more = segments.Next(next);
+    const int count = segment.end - segment.begin;
+    if (T::kPingPong && turn % 2 != consumer) {
+      at.Advance(count);
+      continue;
+    }
     const TileOrigin origin = origin_of(segment);
     const bool in_boxes = IsInBoxes(params, segment);
     if (in_boxes) {
       boxes.Begin(origin, map_other);
       if (params.bias) ReadBias<E, T>(bias, params, origin.col);
     }
+    if (T::kPingPong) SyncThreads(kTurn + consumer, 256);
+    const auto issued = [&] {
+      if (T::kPingPong && more) ArriveThreads(kTurn + 1 - consumer, 256);
+    };
     if constexpr (kExact)
-      MultiplyPanelsExactly<E, T>(d, segment.end - segment.begin, memory, full, first_row, at,
-                                  release);
+      MultiplyPanelsExactly<E, T>(d, count, memory, full, first_row, at, release);
     else
-      MultiplyPanels<E, T, kAlongM, kAlongN>(d, segment.end - segment.begin, memory, full,
-                                             first_row, at, release);
+      MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, count, memory, full, first_row, at,
+                                                             release, issued);
     if (in_boxes) {
-      if (segment.splits > 1) AddPartials<T>(d, params, segment, rank, consumer);
-      StoreTile<E, T>(d, bias, boxes, params, map_c, map_other);
+      if (segment.splits > 1) AddPartials<T>(d, params, segment, rank, part, consumer);
+      StoreTile<E, T, Source>(d, bias, boxes, params, map_c, map_other);
       continue;
     }
-    WritePartial<T>(d, params, segment, rank, consumer);
-    if (segment.splits == 1) StoreSlice<E, T>(params, segment, origin, rank, consumer);
+    WritePartial<T>(d, params, segment, rank, part, consumer);
+    if (segment.splits == 1)
+      StoreSlice<E, T, Source::kHasEpilogue>(params, segment, origin, rank, part, consumer);
   }
   WaitForStores();
   // A cluster has written its splits before it waits for others': the first split of a tile is the
   // last that it makes.
   Segments<T> again(params);
-  for (Segment segment; again.Next(segment) && segment.tile < params.split_tiles;)
-    if (segment.splits > 1 && !(params.in_boxes && segment.splits <= kMostOwned))
-      StoreSlice<E, T>(params, segment, origin_of(segment), rank, consumer);
+  for (int turn = 0; again.Next(segment) && segment.tile < params.split_tiles; turn++) {
+    const bool is_own = !T::kPingPong || turn % 2 == consumer;
+    if (is_own && segment.splits > 1 && !(params.in_boxes && segment.splits <= kMostOwned))
+      StoreSlice<E, T, Source::kHasEpilogue>(params, segment, origin_of(segment), rank, part,
+                                             consumer);
+  }
 }
 
-template <class E, class T, bool kAlongM, bool kAlongN, bool kExact>
-__global__ __launch_bounds__(T::kThreads,
-                             1) void GemmKernel(const __grid_constant__ CUtensorMap map_a,
-                                                const __grid_constant__ CUtensorMap map_b,
-                                                const __grid_constant__ CUtensorMap map_c,
-                                                const __grid_constant__ CUtensorMap map_other,
-                                                const Params params) {
+template <class E, class T, class Source, bool kExact>
+__global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
+    const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+    const __grid_constant__ CUtensorMap map_c, const __grid_constant__ CUtensorMap map_other,
+    const Params params, const __grid_constant__ typename Source::Layout layout) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kBoxBarriers = 2 * T::kWarps * T::kBuffers;
-  constexpr bool kHelps = T::kOfGradients && Boxes<E, T>::kHasFactors;
+  constexpr bool kHelps = T::kOfGradients && Boxes<E, T, Source>::kHasFactors;
   __shared__ __align__(8) uint64_t barriers[2 * T::kStages + kBoxBarriers];
   unsigned char* shared = DynamicShared<unsigned char>();
   shared += -SharedAddress(shared) & (T::kAlignment - 1);
@@ -792,7 +856,7 @@ __global__ __launch_bounds__(T::kThreads,
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < T::kStages; stage++) {
       InitBarrier(full + stage * 8, 1);
-      InitBarrier(empty + stage * 8, T::kConsumers * T::kCluster);
+      InitBarrier(empty + stage * 8, (T::kPingPong ? 1 : T::kConsumers) * T::kCluster);
     }
     for (int k = 0; k < kBoxBarriers; k++) InitBarrier(empty + (T::kStages + k) * 8, 1);
     PublishBarriers();
@@ -805,13 +869,14 @@ __global__ __launch_bounds__(T::kThreads,
   if (threadIdx.x / 128 == T::kConsumers) {
     ReduceRegisters<kHelps ? 104 : 40>();
     if (threadIdx.x == T::kConsumers * 128)
-      Produce<E, T, kAlongM, kAlongN>(&map_a, &map_b, params, SharedAddress(shared), full, empty);
+      Produce<T, Source>(&map_a, &map_b, params, layout, SharedAddress(shared), full, empty);
     if constexpr (kHelps)
       if (threadIdx.x >= T::kConsumers * 128 + 32 && params.gradient > 1)
-        Help<E, T, 3>(params, shared, empty, threadIdx.x / 32 - T::kConsumers * 4 - 1);
+        Help<E, T, Source, 3>(params, layout, shared, empty,
+                              threadIdx.x / 32 - T::kConsumers * 4 - 1);
   } else {
     RaiseRegisters<kHelps ? 200 : 232>();
-    Consume<E, T, kAlongM, kAlongN, kExact>(&map_c, &map_other, params, shared, full, empty);
+    Consume<E, T, Source, kExact>(&map_c, &map_other, params, layout, shared, full, empty);
   }
   TriggerProgrammaticLaunch();
   if (T::kCluster > 1) LeaveCluster();  // peers may still copy to its memory and arrive there

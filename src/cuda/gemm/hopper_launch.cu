@@ -8,9 +8,8 @@
 #include <tuple>
 
 #include "cuda/gemm/hopper.cuh"
-#include "cuda/gemm/hopper_kernel.cuh"
+#include "cuda/gemm/hopper_launch.cuh"
 #include "cuda/reduce/reduce.cuh"
-#include "cuda/runtime/tensor_map.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -211,8 +210,9 @@ CUtensorMap MapOf(const char* op, const Operand& x, int box_rows) {
 
 // ---- tilings and their costs ----
 
-using Tilings = std::tuple<Tiling<1, 256, 2, 4, 128>, Tiling<1, 256, 2, 3, 256, true>,
-                           Tiling<1, 128, 2, 6, 128>, Tiling<1, 64, 1, 8, 64> >;
+using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<1, 256, false, 2, 3, 256, true>,
+                           Tiling<2, 128, true, 1, 5, 128>, Tiling<1, 128, false, 1, 6, 128>,
+                           Tiling<1, 64, false, 1, 8, 64> >;
 static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
 
 // Measured on an H200: the time of a panel (128 bytes of K), of what a tile costs besides, and of
@@ -223,10 +223,12 @@ struct TilingCost {
   double panel_us, tile_us, simple_us, fast_us;
   bool exact, plain;  // has a kernel of 3xtf32, and one of the rest
 };
+constexpr int kPingPong = 2;
 constexpr TilingCost kCosts[kHopperTilings] = {
     {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 3, false, true},
     {"128x256 of gradients", 128, 256, 2, 0.72, 1.2, 0.6, 1.2, false, true},
-    {"128x128", 128, 128, 2, 0.42, 0.8, 0.4, 1.6, true, true},
+    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 3, false, true},
+    {"128x128", 128, 128, 1, 0.37, 1.6, 0.4, 1.6, true, false},
     {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true}};
 
 bool IsAligned(const HopperGemm& gemm) {
@@ -238,45 +240,22 @@ bool IsInBoxes(const HopperGemm& gemm) {
   return IsAligned(gemm) && (gemm.dtype == DL_FLOAT32 || gemm.n % 8 == 0);
 }
 
-constexpr double kLaunchUs = 0.9, kSplitUs = 6;  // of a launch, and more where K is split
-constexpr double kPartialNbytesUs = 3e6;         // bytes of parts of tiles, written and read, a us
+constexpr double kLaunchUs = 0.9;
 constexpr double kPackUs = 4, kPackNbytesUs = 3.2e6;  // of a copy of an operand
-
-struct Config {
-  int index, split_tiles, workers;
-  double us;
-};
 
 int64_t PanelsOf(const HopperGemm& gemm) {
   return CeilDiv(gemm.k, 128 / DtypeNbytes(gemm.dtype)) * (gemm.split ? 3 : 1);
 }
 
-// The time with every tile in one piece, or with those that do not fill a wave of clusters shared
-// by all clusters, or by as many as let each tile have the same number of them.
 Config Estimated(const HopperGemm& gemm, int index, int multiprocessors) {
   const TilingCost& cost = kCosts[index];
-  const int64_t clusters = multiprocessors / cost.cluster, panels = PanelsOf(gemm);
-  const int64_t tiles = CeilDiv(CeilDiv(gemm.m, cost.tile_m), cost.cluster) *
-                        CeilDiv(gemm.n, cost.tile_n) * gemm.batch;
-  const int64_t left = tiles % clusters, waves = tiles / clusters;
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
   const bool simple = gemm.activation <= 1 && gemm.gradient <= 1;
   const double epilogue_us = plain ? 0 : simple ? cost.simple_us : cost.fast_us;
-  const auto tile_us = [&](double of_panels) {
-    return of_panels * cost.panel_us + cost.tile_us + epilogue_us;
-  };
-  const double wave_us = tile_us((double)panels);
-  Config best{index, 0, 0, (double)(waves + (left > 0)) * wave_us};
-  if (left == 0 || left * panels * clusters > INT32_MAX) return best;
-  for (const int64_t workers : {clusters, clusters / left * left}) {
-    const int64_t share = CeilDiv(left * panels, workers), parts = left + workers;
-    if (workers == left || share < 2) continue;
-    const double nbytes = (double)(parts * cost.cluster * cost.tile_m * cost.tile_n) * 8;
-    const double us =
-        (double)waves * wave_us + tile_us((double)share) + kSplitUs + nbytes / kPartialNbytesUs;
-    if (us < best.us) best = {index, (int)left, (int)workers, us};
-  }
-  return best;
+  const TileTime time{cost.tile_m,   cost.tile_n,  cost.cluster, index == kPingPong,
+                      cost.panel_us, cost.tile_us, epilogue_us};
+  return hopper::Estimated(time, {gemm.m, gemm.n, PanelsOf(gemm), gemm.batch}, multiprocessors,
+                           index);
 }
 
 // True where the tiling has room in shared memory for the side of a tile, which float32 needs not.
@@ -304,7 +283,7 @@ bool HasKernel(const HopperGemm& gemm, int tiling) {
 Config BestConfig(const HopperGemm& gemm, int tiling) {
   const int multiprocessors = Multiprocessors(gemm.ctx.device_id);
   if (tiling >= 0) return Estimated(gemm, tiling, multiprocessors);
-  Config best = {0, 0, 0, INFINITY};
+  Config best{0, 0, 0, INFINITY};
   for (int k = 0; k < kHopperTilings; k++) {
     if (!HasKernel(gemm, k)) continue;
     const Config other = Estimated(gemm, k, multiprocessors);
@@ -315,57 +294,29 @@ Config BestConfig(const HopperGemm& gemm, int tiling) {
 
 // ---- launches ----
 
-__global__ void ZeroKernel(unsigned* counters, int count) {
-  for (int64_t i = FirstItem(); i < count; i += ItemStep()) counters[i] = 0;
-}
-
 template <class E, class T, bool kAlongM, bool kAlongN, bool kExact = false>
 void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
                 const Config& config, DLStream stream) {
-  constexpr int kBand = 16;  // row tiles: their panels of A and a wave's of B stay in L2
   Params params = {};
   params.m = (int)gemm.m, params.n = (int)gemm.n, params.batch = (int)gemm.batch;
   params.passes = gemm.split ? 3 : 1;
   params.k_panels = (int)(PanelsOf(gemm) / params.passes);
-  params.row_tiles = (int)CeilDiv(CeilDiv(gemm.m, T::kTileM), T::kCluster);
-  params.col_tiles = (int)CeilDiv(gemm.n, T::kTileN);
-  params.band = kBand / T::kCluster;
-  params.split_tiles = config.split_tiles, params.workers = config.workers;
-  params.groups = std::max(1, std::gcd(config.split_tiles, config.workers));
   params.c = gemm.c, params.before = gemm.before, params.bias = gemm.bias, params.side = gemm.side;
   params.activation = gemm.activation, params.gradient = gemm.gradient;
   params.gate =
       gemm.activation == 4 || gemm.gradient == 2 ? fast::Gate::Silu() : fast::Gate::GeluTanh();
   params.aligned = IsAligned(gemm), params.in_boxes = IsInBoxes(gemm);
-  const int64_t tiles = (int64_t)params.row_tiles * params.col_tiles * gemm.batch;
-  const int most = Multiprocessors(gemm.ctx.device_id) / T::kCluster;
-  const int clusters = params.split_tiles ? most : (int)std::min<int64_t>(most, tiles);
-  const CUtensorMap map_a = MapOf<E>(op, a, T::kTileM);
-  const CUtensorMap map_b = MapOf<E>(op, b, T::kTileN / T::kCluster);
   const auto map_of_boxes = [&](const void* data) {
     return params.in_boxes && data
-               ? BoxMap(op, kDtype<E>, data, gemm.n, gemm.m, gemm.n, gemm.batch, /*box_outer=*/16,
+               ? BoxMap(op, kDtype<E>, data, gemm.n, gemm.m, gemm.n, gemm.batch, kRowsOfBox,
                         /*rounds=*/false)
                : CUtensorMap{};
   };
-  const CUtensorMap map_c = map_of_boxes(sizeof(E) == 2 ? gemm.c : nullptr);
-  const CUtensorMap map_other = map_of_boxes(gemm.before ? gemm.before : gemm.side);
-  std::optional<Scratch> partial, arrivals;
-  const int64_t parts = params.split_tiles + params.workers + (params.in_boxes ? 0 : clusters);
-  if (parts) {
-    const int64_t of_part = T::kCluster * T::kTileM * T::kTileN * (int64_t)sizeof(float);
-    partial.emplace(gemm.ctx, parts * of_part, stream);
-    params.partial = (float4*)partial->data();
-  }
-  if (params.split_tiles) {
-    const int counters = params.split_tiles * T::kCluster * T::kConsumers;
-    arrivals.emplace(gemm.ctx, counters * (int64_t)sizeof(unsigned), stream);
-    params.arrivals = (unsigned*)arrivals->data();
-    Launch(op, ZeroKernel, Blocks(counters), kThreads, 0, stream, params.arrivals, counters);
-  }
-  LaunchClusters(op, GemmKernel<E, T, kAlongM, kAlongN, kExact>, (unsigned)(clusters * T::kCluster),
-                 T::kCluster, T::kThreads, T::kSharedNbytes, true, stream, map_a, map_b, map_c,
-                 map_other, params);
+  const Maps maps{MapOf<E>(op, a, T::kTileM), MapOf<E>(op, b, T::kTileN / T::kCluster),
+                  map_of_boxes(sizeof(E) == 2 ? gemm.c : nullptr),
+                  map_of_boxes(gemm.before ? gemm.before : gemm.side)};
+  LaunchTiles<E, T, Matrices<E, T, kAlongM, kAlongN>, kExact>(op, gemm.ctx, config, maps, params,
+                                                              {}, stream);
 }
 
 template <class E, int kTiling>
