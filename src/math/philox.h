@@ -62,11 +62,6 @@ DLSYS_HD uint64_t OfDraw(uint64_t step, uint64_t draw) {
 // 24 bits of the word as a float32 in [0, 1).
 DLSYS_HD float Unit(uint32_t word) { return (float)(word >> 8) * 5.9604644775390625e-8f; }
 
-// 53 bits of two words as a double in [0, 1).
-DLSYS_HD double WideUnit(uint32_t high, uint32_t low) {
-  return (double)((uint64_t)high << 21 | low >> 11) * 1.1102230246251565404e-16;
-}
-
 // low + range * unit; the product is exact in double, so that a fused multiplication changes
 // nothing.
 DLSYS_HD float Uniform(uint32_t word, float low, float range) {

@@ -83,7 +83,8 @@ void CachedAttention(const DLArray* q, const DLArray* keys, const DLArray* value
       for (int64_t e = 0; e < d; e++) to[e] /= total;
     }
   };
-  ParallelForWithScratch(Numel(q) / std::max<int64_t>(d, 1), RowGrain(2 * d * capacity), make, task);
+  ParallelForWithScratch(Numel(q) / std::max<int64_t>(d, 1), RowGrain(2 * d * capacity), make,
+                         task);
 }
 
 DLSYS_KERNEL(cpu, append_to_cache, AppendToCache);

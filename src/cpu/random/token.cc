@@ -1,14 +1,15 @@
-// Draws a token from each row of logits on the CPU: of softmax(logits / temperature), where only the
-// `top_k` largest count, and of those the fewest that reach `top_p` together (nucleus sampling,
+// Draws a token from each row of logits on the CPU: of softmax(logits / temperature), where only
+// the `top_k` largest count, and of those the fewest that reach `top_p` together (nucleus sampling,
 // Holtzman et al., 2020); among equals the first count. Both limits sort the tokens. Sums are
 // float64. Sorting limits it, or exp.
+#include "math/token.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
 #include "math/indexing.h"
-#include "math/philox.h"
 
 namespace dlsys {
 namespace cpu {
@@ -71,16 +72,15 @@ void DrawToken(const DLArray* logits, const DLArray* settings, const DLArray* se
   CheckScalar(op, "step", step, DL_INT64);
   if (logits->ndim != 2 || logits->shape[1] < 1 || Numel(settings) != 3 ||
       Numel(tokens) != logits->shape[0])
-    Fail("%s: expected logits of rows and 3 settings, got %s and %s", op,
-         ShapeText(logits).c_str(), ShapeText(settings).c_str());
+    Fail("%s: expected logits of rows and 3 settings, got %s and %s", op, ShapeText(logits).c_str(),
+         ShapeText(settings).c_str());
   const int64_t n = logits->shape[1];
   const ScratchArray<double> weights(n);
   const ScratchArray<int32_t> order(n);
   Serially([&] {
     for (int64_t row = 0; row < logits->shape[0]; row++) {
       Weigh(x + row * n, n, {limits[0], limits[1], limits[2]}, weights.data(), order.data());
-      const auto words = philox::Stream{(uint64_t)*key, (uint64_t)*at, 0}.At(row);
-      out[row] = Drawn(weights.data(), n, philox::WideUnit(words.word[0], words.word[1]));
+      out[row] = Drawn(weights.data(), n, NumberOfRow(*key, *at, row));
     }
   });
 }

@@ -16,9 +16,9 @@ namespace cuda {
 namespace {
 
 constexpr int kBlock = 128, kWarps = kBlock / 32;
-constexpr int kLanes = 8;               // that share a key
-constexpr int64_t kMostSplits = 8;      // the largest portable cluster
-constexpr int64_t kKeysOfSplit = 128;   // of the whole cache, at least, where there are several
+constexpr int kLanes = 8;              // that share a key
+constexpr int64_t kMostSplits = 8;     // the largest portable cluster
+constexpr int64_t kKeysOfSplit = 128;  // of the whole cache, at least, where there are several
 constexpr int64_t kMostHead = kBlock * 4;
 
 // keys and values (pairs, capacity, d), where pairs are batch * heads; new ones (pairs, length, d).
@@ -140,7 +140,8 @@ __global__ void __launch_bounds__(kBlock) AttentionKernel(const Attention p) {
       }
     }
 #pragma unroll
-    for (int r = 0; r < kRows; r++) *(float4*)(partial + (own * kRows + r) * p.d + quad * 4) = sum[r];
+    for (int r = 0; r < kRows; r++)
+      *(float4*)(partial + (own * kRows + r) * p.d + quad * 4) = sum[r];
   }
   __syncthreads();
   for (int i = thread; i < kRows * p.d; i += kBlock) {
@@ -190,11 +191,9 @@ void AppendToCache(DLArray* keys, DLArray* values, const DLArray* k, const DLArr
   CheckHeads(op, k, keys);
   CheckSameShape(op, k, v);
   CheckSameShape(op, keys, values);
-  const Cache cache{Out(op, keys),     Out(op, values),
-                    In(op, k),         In(op, v),
-                    Start(op, start),  k->shape[0] * k->shape[1],
-                    keys->shape[2],    k->shape[2],
-                    k->shape[3]};
+  const Cache cache{Out(op, keys),  Out(op, values),  In(op, k),
+                    In(op, v),      Start(op, start), k->shape[0] * k->shape[1],
+                    keys->shape[2], k->shape[2],      k->shape[3]};
   const bool pdl = ComputeMajor(keys->ctx.device_id) >= 9;
   LaunchClusters(op, AppendKernel, Blocks(Numel(k)), 1, kThreads, 0, pdl, stream, cache);
 }
@@ -207,7 +206,9 @@ void CachedAttention(const DLArray* q, const DLArray* keys, const DLArray* value
   CheckSameShape(op, keys, values);
   const int64_t length = q->shape[2], d = q->shape[3], capacity = keys->shape[2];
   const int64_t pairs = q->shape[0] * q->shape[1];
-  Attention p = {In(op, q), In(op, keys), In(op, values), Out(op, y), Start(op, start)};
+  Attention p = {};
+  p.q = In(op, q), p.keys = In(op, keys), p.values = In(op, values), p.y = Out(op, y);
+  p.start = Start(op, start);
   if (d % 4 || d > kMostHead || d == 0)
     Fail("%s: expected heads of 4 to %ld features, a multiple of 4, got %ld", op, (long)kMostHead,
          (long)d);

@@ -1,10 +1,11 @@
 // Matrix-vector products of generation: y (m, n) = activation(norm(x) Wᵀ + bias) + residual for a
-// few rows x (m, k), m <= 8, and weights W (n, k) in float32; layer or RMS normalization of the rows,
-// bias and residual may be missing. A block holds the rows in shared memory, normalized where asked
-// for; a warp, or several that share k, makes an element of each row from a row of W, which is read
-// once, 16 bytes a lane and eight loads in flight. The first of them begin before the predecessor
-// on the stream has ended, where it does not write W. Row-major, contiguous, y overlaps nothing that
-// is read; k is a multiple of 4. Reading W limits it. Sums are float32 in a fixed order.
+// few rows x (m, k), m <= 8, and weights W (n, k) in float32; layer or RMS normalization of the
+// rows, bias and residual may be missing. A block holds the rows in shared memory, normalized where
+// asked for; a warp, or several that share k, makes an element of each row from a row of W, which
+// is read once, 16 bytes a lane and eight loads in flight. The first of them begin before the
+// predecessor on the stream has ended, where it does not write W. Row-major, contiguous, y overlaps
+// nothing that is read; k is a multiple of 4. Reading W limits it. Sums are float32 in a fixed
+// order.
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/reduce/group.cuh"
@@ -17,7 +18,7 @@ constexpr int64_t kMostRows = 8;
 constexpr int64_t kMostShared = 32 << 10;  // floats of x in shared memory
 constexpr int kWarps = kThreads / 32;
 constexpr int kLoads = 8;  // of 16 bytes that a lane has in flight
-constexpr int kBlocksOnEach = 4;
+constexpr int kBlocksOnEach = 3;
 
 struct Matvec {
   const float *x, *w, *scale, *shift, *bias, *residual;
@@ -58,8 +59,7 @@ __device__ __forceinline__ void NormalizeRows(const Matvec& p, float* rows) {
     for (int k = lane; k < p.k; k += 32) squares += (x[k] - mean) * (x[k] - mean);
     const float variance = GroupReduce<SumMonoid, 32>(squares) / (float)p.k;
     const float inverse = 1.f / sqrtf(variance + p.eps);
-    for (int k = lane; k < p.k; k += 32)
-      x[k] = (x[k] - mean) * inverse * p.scale[k] + p.shift[k];
+    for (int k = lane; k < p.k; k += 32) x[k] = (x[k] - mean) * inverse * p.scale[k] + p.shift[k];
   }
 }
 
@@ -144,13 +144,12 @@ const float* Optional(const char* op, const DLArrayList* list, const DLArray* y,
   if (list->count != 1) Fail("%s: expected at most one array, got %ld", op, (long)list->count);
   CheckArray(op, list->arrays[0], y->ctx);
   if (Numel(list->arrays[0]) != numel)
-    Fail("%s: expected %ld elements, got %s", op, (long)numel,
-         ShapeText(list->arrays[0]).c_str());
+    Fail("%s: expected %ld elements, got %s", op, (long)numel, ShapeText(list->arrays[0]).c_str());
   return In(op, list->arrays[0]);
 }
 
-// norm: none, or scale and shift (k) of a normalization, with a mean where `centered`. bias: none or
-// one (n). residual: none or one (m, n). activation: a code of math/epilogue.h, or 0.
+// norm: none, or scale and shift (k) of a normalization, with a mean where `centered`. bias: none
+// or one (n). residual: none or one (m, n). activation: a code of math/epilogue.h, or 0.
 void RunMatvec(const DLArray* x, const DLArray* w, const DLArrayList* norm, const DLArrayList* bias,
                const DLArrayList* residual, int64_t centered, float eps, int64_t activation,
                DLArray* y, DLStream stream) {
@@ -160,8 +159,9 @@ void RunMatvec(const DLArray* x, const DLArray* w, const DLArrayList* norm, cons
     Fail("%s: expected at most %ld rows of a multiple of 4 elements, got %s", op, (long)kMostRows,
          ShapeText(x).c_str());
   if (gemm.m == 0 || gemm.n == 0) return;
-  Matvec p = {gemm.a, gemm.b};
-  p.y = gemm.c, p.m = (int)gemm.m, p.n = (int)gemm.n, p.k = (int)gemm.k;
+  Matvec p = {};
+  p.x = gemm.a, p.w = gemm.b, p.y = gemm.c;
+  p.m = (int)gemm.m, p.n = (int)gemm.n, p.k = (int)gemm.k;
   if (norm->count) {
     if (norm->count != 2) Fail("%s: expected scale and shift, got %ld", op, (long)norm->count);
     for (int i = 0; i < 2; i++) {

@@ -9,7 +9,7 @@
 #include "cuda/reduce/group.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/indexing.h"
-#include "math/philox.h"
+#include "math/token.h"
 #include "runtime/workspace.h"
 
 namespace dlsys {
@@ -31,9 +31,11 @@ struct Share {
   int64_t count;
 };
 struct ShareMonoid {
-  static __device__ Share Combine(Share a, Share b) {
-    return {a.mass + b.mass, a.count + b.count};
-  }
+  static __device__ Share Combine(Share a, Share b) { return {a.mass + b.mass, a.count + b.count}; }
+};
+
+struct LargestMonoid {
+  static __device__ int Combine(int a, int b) { return a > b ? a : b; }
 };
 
 // The weights of a row; a thread owns a run of neighbors, of an odd length against bank conflicts.
@@ -131,8 +133,6 @@ __global__ void __launch_bounds__(kBlock) TokenKernel(const Draw p) {
   if (top_k >= 1. && top_k < p.n) Cut(row, false, top_k);
   if (top_p < 1.f) Cut(row, true, (double)top_p * row.From(0).mass);
 
-  __shared__ int chosen, last;
-  if (threadIdx.x == 0) chosen = kBlock, last = 0;
   double own = 0., total;
   int own_last = -1;
   for (int i = row.begin; i < row.end; i++) {
@@ -140,15 +140,14 @@ __global__ void __launch_bounds__(kBlock) TokenKernel(const Draw p) {
     if (row.weights[i] > 0.f) own_last = i;
   }
   const double up_to = InclusiveSum(own, &total);
-  const philox::Words words =
-      philox::Stream{(uint64_t)*p.seed, (uint64_t)*p.step, 0}.At(blockIdx.x);
-  const double number = philox::WideUnit(words.word[0], words.word[1]) * total;
-  // The first thread beyond the number draws; where rounding leaves none, the last token there is.
-  if (own_last >= 0) atomicMax(&last, own_last);
-  if (own > 0. && up_to > number) atomicMin(&chosen, (int)threadIdx.x);
-  __syncthreads();
-  if (chosen == kBlock && threadIdx.x == 0) p.tokens[blockIdx.x] = last;
-  if (chosen != (int)threadIdx.x) return;
+  const double number = NumberOfRow(*p.seed, *p.step, blockIdx.x) * total;
+  // The first thread beyond the number draws; where rounding leaves none, the last that can.
+  const int thread = threadIdx.x;
+  const int last = GroupReduce<LargestMonoid, kBlock>(own_last >= 0 ? thread : 0);
+  const int first =
+      -GroupReduce<LargestMonoid, kBlock>(own > 0. && up_to > number ? -thread : -last);
+  if (thread != first) return;
+  if (own_last < 0) p.tokens[blockIdx.x] = 0;  // of logits that are NaN
   double sum = up_to - own;
   for (int i = row.begin; i <= own_last; i++) {
     sum += row.weights[i];
@@ -166,8 +165,8 @@ void DrawToken(const DLArray* logits, const DLArray* settings, const DLArray* se
   CheckScalar(op, "seed", seed, DL_INT64);
   CheckScalar(op, "step", step, DL_INT64);
   if (logits->ndim != 2 || Numel(settings) != 3 || Numel(tokens) != logits->shape[0])
-    Fail("%s: expected logits of rows and 3 settings, got %s and %s", op,
-         ShapeText(logits).c_str(), ShapeText(settings).c_str());
+    Fail("%s: expected logits of rows and 3 settings, got %s and %s", op, ShapeText(logits).c_str(),
+         ShapeText(settings).c_str());
   const int64_t rows = logits->shape[0], n = logits->shape[1];
   if (n < 1 || n > INT32_MAX / 2) Fail("%s: expected tokens, got %ld", op, (long)n);
   const int device = tokens->ctx.device_id;
