@@ -13,6 +13,7 @@ from dlsys.fusion import matvec
 from dlsys.fusion.body import close
 from dlsys.ops.attention import cached
 from dlsys.ops.norm import layer_norm as norm
+from dlsys.ops.optim import assign
 from dlsys.ops.random import token
 from support.families.fused.gemm import FORMULAS, operator
 from support.families.norm import by_row
@@ -138,6 +139,13 @@ def caches() -> list[tuple[Shape, Shape, int]]:
 
 LOGITS = ((1, 1), (1, 7), (3, 40), (2, 1025), (1, 60_001))
 SETTINGS = ((0.0, 0.0, 1.0), (1.0, 0.0, 1.0), (0.7, 5.0, 1.0), (1.3, 0.0, 0.6), (1.0, 9.0, 0.3))
+
+
+def stored(*inputs: Any) -> Any:
+    """Both Parameters of a cache, which one fetch updates."""
+    return assign.group_op(*cached.append_to_cache_op(*inputs))
+
+
 ties = lambda rng, shape: rng.integers(0, 3, shape).astype(np.float64)  # noqa: E731
 spread = uniform(-8, 8)
 
@@ -149,7 +157,7 @@ GENERATION = (
               for new, to, start in caches()),
             case(*((1, 1, 3, 4),) * 2, *((1, 1, 2, 4),) * 2, (), domain=(signed,) * 4 + (at(2),)),
         ),
-        ulps=0, differentiable=(), states=2, storages=(), specials=False,
+        ulps=0, differentiable=(), states=2, storages=(), specials=False, build=stored,
         refusals=(
             refuse(
                 r"expected \(N, heads, L, d\) and a cache \(N, heads, capacity, d\), got "
@@ -195,6 +203,10 @@ GENERATION = (
             refuse(
                 r"expected logits \(rows, n\) and settings \(3,\), got \(4,\) and \(3,\)",
                 (4,), (3,), (), (), dtypes=("float32", "float32", "int64", "int64"),
+            ),
+            refuse(
+                r"expected logits and settings in floats, got \S+ int64",
+                (1, 4), (3,), (), (), dtypes=("int64", "float32", "int64", "int64"),
             ),
         ),
     ),

@@ -66,13 +66,16 @@ class DrawTokenOp(Op):
     vocabulary = False
     random = True
     step_at = 3
-    any_dtype = (2, 3)
+    any_dtype = True
     signature = Signature("logits", "settings", "seed", "step")
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         logits, settings, seed, step = specs
         check_count(node, "seed", seed)
         check_count(node, "step", step)
+        for x, spec in zip(node.inputs, specs[:2]):
+            if spec.dtype is not None and spec.dtype.kind != "f":
+                raise node.error(f"expected logits and settings in floats, got {x.name} {spec.dtype}")
         if len(logits.shape) != 2 or logits.shape[1] < 1 or settings.shape != (3,):
             raise node.error(
                 f"expected logits (rows, n) and settings (3,), got {logits.shape} and "
