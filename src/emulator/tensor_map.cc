@@ -11,11 +11,12 @@ constexpr uint32_t kMostOfBox = 256, kSwizzledNbytes = 128;
 
 CUresult Encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t dimensions, void* data,
                 const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
-                const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle,
+                const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   *map = {};
   map->data = (char*)data;
   map->dimensions = (int)dimensions;
+  map->swizzled = swizzle == CU_TENSOR_MAP_SWIZZLE_128B;
   map->rounds = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
   map->size = map->rounds || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
   bool valid = dimensions >= 1 && dimensions <= kMostMapDimensions && (uintptr_t)data % 16 == 0;
@@ -26,7 +27,8 @@ CUresult Encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t dimension
     valid = extents[k] > 0 && extents[k] <= uint64_t(1) << 32 && box[k] > 0 &&
             box[k] <= kMostOfBox && steps[k] == 1 && (k == 0 || map->strides[k] % 16 == 0);
   }
-  return valid && box[0] * map->size <= kSwizzledNbytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  valid = valid && (!map->swizzled || box[0] * map->size <= kSwizzledNbytes);
+  return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 }  // namespace

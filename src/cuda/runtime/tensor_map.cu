@@ -56,27 +56,38 @@ const char* WgmmaError(int device) {
 
 namespace {
 
-template <size_t kAxes>
-CUtensorMap Encoded(const char* op, int dtype, const void* data,
-                    const std::array<int64_t, kAxes>& extents,
-                    const std::array<int64_t, kAxes - 1>& strides, int box_rows) {
-  const int64_t size = DtypeNbytes(dtype);
+// How the boxes of a map lie in shared memory: of the inner two axes, and 1 of the others.
+struct Boxes {
+  CUtensorMapDataType type;
+  CUtensorMapSwizzle swizzle;
+  int64_t inner, outer;
+};
+
+// Rows of 128 bytes, swizzled.
+Boxes Swizzled(int dtype, int rows) {
   const CUtensorMapDataType type = dtype == DL_FLOAT32    ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
                                    : dtype == DL_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                           : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return {type, CU_TENSOR_MAP_SWIZZLE_128B, 128 / DtypeNbytes(dtype), rows};
+}
+
+template <size_t kAxes>
+CUtensorMap Encoded(const char* op, const Boxes& boxes, int64_t size, const void* data,
+                    const std::array<int64_t, kAxes>& extents,
+                    const std::array<int64_t, kAxes - 1>& strides) {
   cuuint64_t dimensions[kAxes], nbytes[kAxes - 1];
   cuuint32_t box[kAxes], steps[kAxes];
   for (size_t k = 0; k < kAxes; k++) {
     dimensions[k] = (cuuint64_t)extents[k];
     if (k) nbytes[k - 1] = (cuuint64_t)(strides[k - 1] * size);
-    box[k] = k == 0 ? (cuuint32_t)(128 / size) : k == 1 ? (cuuint32_t)box_rows : 1;
+    box[k] = k == 0 ? (cuuint32_t)boxes.inner : k == 1 ? (cuuint32_t)boxes.outer : 1;
     steps[k] = 1;
   }
   CUtensorMap map;
   const CUresult result =
-      Encoder()(&map, type, kAxes, const_cast<void*>(data), dimensions, nbytes, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      Encoder()(&map, boxes.type, kAxes, const_cast<void*>(data), dimensions, nbytes, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, boxes.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) Fail("%s: no tensor map of an operand: CUDA error %d", op, result);
   return map;
 }
@@ -85,13 +96,21 @@ CUtensorMap Encoded(const char* op, int dtype, const void* data,
 
 CUtensorMap BoxMap(const char* op, int dtype, const void* data, int64_t inner, int64_t outer,
                    int64_t pitch, int64_t batch, int box_outer) {
-  return Encoded<3>(op, dtype, data, {inner, outer, batch}, {pitch, pitch * outer}, box_outer);
+  return Encoded<3>(op, Swizzled(dtype, box_outer), DtypeNbytes(dtype), data, {inner, outer, batch},
+                    {pitch, pitch * outer});
 }
 
 CUtensorMap HeadMap(const char* op, int dtype, const void* data,
                     const std::array<int64_t, 4>& extents, const std::array<int64_t, 3>& strides,
                     int box_rows) {
-  return Encoded<4>(op, dtype, data, extents, strides, box_rows);
+  return Encoded<4>(op, Swizzled(dtype, box_rows), DtypeNbytes(dtype), data, extents, strides);
+}
+
+CUtensorMap PlainMap(const char* op, const float* data, int64_t inner, int64_t outer, int64_t pitch,
+                     int box_inner, int box_outer) {
+  const Boxes boxes = {CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_SWIZZLE_NONE, box_inner,
+                       box_outer};
+  return Encoded<3>(op, boxes, sizeof(float), data, {inner, outer, 1}, {pitch, pitch * outer});
 }
 
 }  // namespace cuda
