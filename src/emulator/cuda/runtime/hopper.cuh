@@ -56,6 +56,7 @@ inline void ArriveExpecting(uint32_t barrier, uint32_t nbytes) {
 inline void ArriveAt(uint32_t barrier, uint32_t rank) {
   WithBarrier(barrier, (int)rank, [](MemoryBarrier& it) { return it.pending--; });
 }
+inline void Arrive(uint32_t barrier) { ArriveAt(barrier, (uint32_t)emulator::ClusterRank()); }
 inline void WaitForPhase(uint32_t barrier, uint32_t parity) {
   const int rank = emulator::ClusterRank();
   emulator::WaitUntil([=] {
@@ -118,7 +119,8 @@ void ForBox(const CUtensorMap& map, uint32_t shared, const Coordinates& origin, 
       inside &= index >= 0 && index < (int64_t)map.extents[k];
       element += index * (int64_t)map.strides[k];
     }
-    f(inside ? element : nullptr, Swizzled(shared + at * (uint32_t)map.size));
+    const uint32_t address = shared + at * (uint32_t)map.size;
+    f(inside ? element : nullptr, map.swizzled ? Swizzled(address) : address);
   }
 }
 
