@@ -107,8 +107,9 @@ inline void LoadBoxAt(uint32_t to, const CUtensorMap* map, uint32_t barrier, con
   emulator::Background([=, map = *map] {
     const int first = multicast ? 0 : rank, last = multicast ? 1 : rank;
     for (int peer = first; peer <= last; peer++) {
+      char* const zero = (char*)emulator::SharedAt(to, peer) - to;
       ForBox(map, to, at, [&](const char* from, uint32_t address) {
-        char* element = (char*)emulator::SharedAt(address, peer);
+        char* element = zero + address;
         if (from)
           memcpy(element, from, map.size);
         else
@@ -191,11 +192,12 @@ void ReadOperand(uint64_t descriptor, int row, float (&to)[32 / sizeof(T)]) {
   constexpr int kOfBox = 128 / sizeof(T);
   const auto field = [&](int bit) { return (uint32_t)(descriptor >> bit & 0x3FFF) << 4; };
   const uint32_t start = field(0), leading = field(16), stride = field(32);
+  const char* const zero = (const char*)emulator::SharedAt(start) - start;  // of its addresses
   for (int k = 0; k < 32 / (int)sizeof(T); k++) {
     const uint32_t at =
         kAcross ? row / kOfBox * leading + k / 8 * stride + k % 8 * 128 + row % kOfBox * sizeof(T)
                 : row / 8 * stride + row % 8 * 128 + k * sizeof(T);
-    const T* element = (const T*)emulator::SharedAt(Swizzled(start + at));
+    const T* element = (const T*)(zero + Swizzled(start + at));
     to[k] = sizeof(T) == 4 ? CutToTf32((float)*element) : (float)*element;
   }
 }
