@@ -23,6 +23,10 @@ struct CUtensorMap {
   int dimensions;
   uint64_t extents[kMostMapDimensions], strides[kMostMapDimensions];  // inner first; in bytes
   uint32_t box[kMostMapDimensions];
+  // Of a map of images (im2col), along w and h: the first position, how far apart they are, and how
+  // many there are, 0 in a map of boxes.
+  int first[2];
+  uint32_t step[2], count[2];
   int size;     // of an element
   bool rounds;  // float32 to tf32, as it is loaded
 };

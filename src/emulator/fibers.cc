@@ -425,8 +425,7 @@ bool RunCluster(const Grid& grid, unsigned first, Clusters* clusters) {
   std::vector<char> fine(grid.cluster);
   std::vector<std::thread> threads;
   for (unsigned k = 0; k < grid.cluster; k++)
-    threads.emplace_back(
-        [&, k] { fine[k] = RunHere(grid, first + k, &cluster, clusters); });
+    threads.emplace_back([&, k] { fine[k] = RunHere(grid, first + k, &cluster, clusters); });
   for (std::thread& thread : threads) thread.join();
   return std::all_of(fine.begin(), fine.end(), [](char ok) { return ok; });
 }

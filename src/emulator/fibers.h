@@ -25,8 +25,8 @@ void MeetWarpgroup();
 void MeetCluster();
 
 // What each lane of this warp shows the others: a slot a lane, which it fills before a MeetWarp and
-// the others read behind it. There are two sets, by turns, so that one meeting an exchange suffices:
-// whoever fills a set again has met all others behind their reading of it.
+// the others read behind it. There are two sets, by turns, so that one meeting an exchange
+// suffices: whoever fills a set again has met all others behind their reading of it.
 using Slots = char (*)[kSlotNbytes];
 Slots NextSlots();
 
