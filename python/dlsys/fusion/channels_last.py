@@ -22,6 +22,7 @@ from ..ops.axes import normalize_axes
 from ..ops.conv.convolution import convolution_op, data_gradient_op, filter_gradient_op
 from ..ops.conv.geometry import Windows
 from ..ops.conv.pooling import max_pool_gradient_op, max_pool_op
+from ..ops.matmul import algorithm_number
 from ..ops.movement import broadcast_to_op, reshape_op, transpose_op
 from ..ops.norm.batch_norm import (
     batch_normalize_gradient_op,
@@ -31,6 +32,7 @@ from ..ops.norm.batch_norm import (
 )
 from ..ops.reduce import mean_op, sum_op
 from ..passes.pipeline import Options, Pass
+from ..rungs import HEURISTIC
 from ..runtime.target import Target
 from .body import Body, Fused, close
 from .rewrite import Graph, exchange, value_of
@@ -51,12 +53,13 @@ class OverImages(Fused):
 class Convolution(OverImages):
     """A convolution or a gradient of it."""
 
+    tunable = True
     signature = Signature(
         "*inputs", body=Instance(Body), windows=Instance(Windows), groups=Int(low=1)
     )
 
     def scalars(self, node: Node) -> tuple[Any, ...]:
-        return (*super().scalars(node), node.attrs["groups"])
+        return (*super().scalars(node), node.attrs["groups"], algorithm_number(node))
 
 
 conv2d_channels_last_op = Convolution("conv2d_channels_last")
@@ -162,7 +165,7 @@ class _Layout:
             return
         arrays = _last_spec(specs[x]), specs[f], _last_spec(specs[y])
         if all(s.dtype == dtype for s in specs) and self._target.fits(
-            "conv2d_channels_last", *arrays, windows.argument, groups
+            "conv2d_channels_last", *arrays, windows.argument, groups, HEURISTIC.number
         ):
             made = self._over_images(op, node, images, windows=windows, groups=groups)
             if is_image:

@@ -14,9 +14,10 @@
       steps N        and a line each: KERNEL SIGNATURE DTYPE NARGUMENTS ARGUMENT...
 
 INTERFACE is the FNV-1a hash of DLInterface() and DEVICE a column of the kernel table, cpu or cuda;
-an array lies START bytes into a block. An argument is a letter of the kernel's signature and its value: an array
-(`i`, `o`), a count and arrays (`I`, `O`), a count of bytes and their hexadecimal digits (`b`), an
-integer (`l`) or a float (`f`). One argument more than the signature has is the workspace, an array.
+an array lies START bytes into a block. An argument is a letter of the kernel's signature and its
+value: an array (`i`, `o`), a count and arrays (`I`, `O`), a count of bytes and their hexadecimal
+digits (`b`), an integer (`l`) or a float (`f`). One argument more than the signature has is the
+workspace, an array.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@
 // byte by byte, which limits first layers; loads limit the others.
 #include <algorithm>
 
+#include "cuda/quantized/mma.cuh"
 #include "cuda/runtime/context.cuh"
 #include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"

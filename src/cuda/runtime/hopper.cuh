@@ -33,6 +33,9 @@ __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t nbyte
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(nbytes)
                : "memory");
 }
+__device__ __forceinline__ void Arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 // Arrives at the barrier at the same address in block `rank` of the cluster.
 __device__ __forceinline__ void ArriveAt(uint32_t barrier, uint32_t rank) {
   asm volatile(
@@ -117,6 +120,34 @@ __device__ __forceinline__ void LoadBox(uint32_t to, const CUtensorMap* map, uin
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+// Copies the pixels of a map of images (im2col) that follow each other from (w, h, n) on, each read
+// `by_w` and `by_h` further, and of them the channels from c on; multicast as above.
+template <bool kMulticast>
+__device__ __forceinline__ void LoadPixels(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                           int c, int w, int h, int n, int by_w, int by_h) {
+  if constexpr (kMulticast)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((uint16_t)by_w),
+        "h"((uint16_t)by_h), "h"((uint16_t)3)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((uint16_t)by_w),
+        "h"((uint16_t)by_h)
+        : "memory");
+}
+__device__ __forceinline__ void StorePixels(const CUtensorMap* map, uint32_t from, int c, int w,
+                                            int h, int n) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.im2col_no_offs.bulk_group"
+      " [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(from), "r"(c), "r"(w), "r"(h), "r"(n)
       : "memory");
 }
 // Copies bytes that lie in a row; both sides and their number are multiples of 16.

@@ -146,7 +146,7 @@ QUANTIZED = (
             product((3, 8), 5, 8), product((2, 7), 33, 7, zero=9, low=9),
             product((1, 400), 120, 400, zero=3, high=200), product((2, 3, 12), 16, 12, **FLOAT),
             product((0, 4), 4, 4), product((131, 259), 70, 259, zero=128),
-            product((650, 80), 70, 80, low=7),
+            product((16_900, 16), 40, 16, low=7),
         ),
         refusals=(
             refuse("packed weights do not fit 3 inputs", (2, 3), (1, 2, 64), (4,), (4,),
