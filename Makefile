@@ -205,7 +205,8 @@ bench: $(call READY,$(if $(PEERS),peers,run))
 	+@$(SUBMAKE) lib
 	$(RUN) benchmarks $(ARGS)
 
-NATIVE_FILES := $(foreach e,h cc cu cuh,$(wildcard src/*.$(e) src/*/*.$(e) src/*/*/*.$(e) src/*/*/*/*.$(e)))
+NATIVE_FILES := $(foreach e,h cc cu cuh,$(wildcard src/*.$(e) src/*/*.$(e) src/*/*/*.$(e) src/*/*/*/*.$(e))) \
+  $(wildcard examples/*/*.c)
 
 lint: $(call READY,lint)
 	$(RUN) -m ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..errors import GraphError, ShapeError
 from ..nn import Module
 from .fold import folded
 from .form import inference_form
+from .save import save_plan
 
 _CLOSE = 1e-4  # of the largest number, between a batch as it is and the same in a bucket
 
@@ -47,14 +49,8 @@ class InferenceProgram:
         inputs: arrays or Tensors, samples along axis 0; float64 is taken as float32. ShapeError
         where they differ in number.
         """
-        arrays = [x.numpy() if isinstance(x, Tensor) else np.asarray(x) for x in inputs]
-        arrays = [x.astype(np.float32) if x.dtype == np.float64 else x for x in arrays]
-        counts = {x.shape[:1] for x in arrays}
-        if len(counts) != 1 or () in counts:
-            shapes = ", ".join(str(x.shape) for x in arrays) or "nothing"
-            raise ShapeError(f"infer: expected as many samples in each input, got {shapes}")
+        arrays, count = _batch(inputs)
         entry = self._entry(arrays)
-        (count,) = counts.pop()
         size = count if self.buckets is None else self.buckets[-1]
         parts = [
             self._bucket(entry, [x[k : k + size] for x in arrays])
@@ -64,6 +60,23 @@ class InferenceProgram:
             np.concatenate(outputs) if len(parts) > 1 else outputs[0] for outputs in zip(*parts)
         ]
         return made[0] if entry.single else tuple(made)
+
+    def save_program(self, folder: str | Path, *inputs: Any) -> None:
+        """Writes the program for one batch to a folder, for machines without Python.
+
+        examples/deploy/run_program.c, a C program that is linked with the native library, runs it:
+        the same kernels over the same memory, and so the same bits. The format is that of
+        python/dlsys/inference/save.py.
+
+        folder: is made if need be; `plan.txt` and `weights.bin` in it are replaced. inputs: a batch
+        whose shapes and dtypes are planned; its values do not matter. GraphError where `infer` was
+        not given a native device as `ctx`, or an operator has no native kernel there.
+
+        >>> program = dl.infer(nn.MLP((4, 3), seed=0), ctx="cpu")
+        >>> program.save_program("build/mlp", np.zeros((1, 4)))
+        """
+        arrays, _ = _batch(inputs)
+        self._entry(arrays).save(arrays, Path(folder))
 
     def _entry(self, arrays: Sequence[np.ndarray]) -> _Entry:
         key = tuple((x.shape[1:], x.dtype.str) for x in arrays)
@@ -88,6 +101,17 @@ class InferenceProgram:
         return outputs
 
 
+def _batch(inputs: Sequence[Any]) -> tuple[list[np.ndarray], int]:
+    """The arrays of a batch, and its number of samples. ShapeError where they differ in it."""
+    arrays = [x.numpy() if isinstance(x, Tensor) else np.asarray(x) for x in inputs]
+    arrays = [x.astype(np.float32) if x.dtype == np.float64 else x for x in arrays]
+    counts = {x.shape[:1] for x in arrays}
+    if len(counts) != 1 or () in counts:
+        shapes = ", ".join(str(x.shape) for x in arrays) or "nothing"
+        raise ShapeError(f"infer: expected as many samples in each input, got {shapes}")
+    return arrays, counts.pop()[0]
+
+
 class _Entry:
     """The folded graph for samples of one shape, and its executor, which plans for each batch."""
 
@@ -109,6 +133,13 @@ class _Entry:
         """The outputs."""
         feeds = {x: array for x, array in zip(self._inputs, arrays) if x in self._used}
         return self._executor.run(feeds, convert_to_numpy_ret_vals=True)
+
+    def save(self, arrays: Sequence[np.ndarray], folder: Path) -> None:
+        """Writes the plan for a batch of these shapes."""
+        shapes = {x: array.shape for x, array in zip(self._inputs, arrays) if x in self._used}
+        plan = self._executor.plan(shapes)
+        names = [f"y{k}" for k in range(len(plan.fetches))]
+        save_plan(self._executor, plan, names, folder)
 
     def check_rows(self, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """Compares, once, the outputs of a padded batch with those of the batch as it is."""

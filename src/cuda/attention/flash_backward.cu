@@ -59,14 +59,17 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- dk and dv ----
 
-template <int Size>
+template <class E, int Size>
 struct KeysTiling {
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kKeys = kConsumers * 64, kRows = 64, kStages = 2;
-  static constexpr int kTileK = kKeys * Size * 2, kTileQ = kRows * Size * 2;
-  static constexpr int kOfV = kTileK, kOfQ = kOfV + kTileK;  // in shared memory
-  static constexpr int kOfDy = kOfQ + kStages * kTileQ, kStaging = kOfDy + kStages * kTileQ;
-  static constexpr int kOfLse = kStaging + 2 * kTileK;  // and the sums of a stage's rows
+  static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
+  static constexpr int kTileQ = kRows * Size * (int)sizeof(E);
+  static constexpr int kCopy = kTf32<E> ? kStages * kTileQ : 0;  // q and dy transposed lie so far on
+  static constexpr int kOfV = kTileK, kOfQ = kOfV + kTileK;      // in shared memory
+  static constexpr int kOfDy = kOfQ + kStages * kTileQ + kCopy;
+  static constexpr int kStaging = kOfDy + kStages * kTileQ + kCopy;
+  static constexpr int kOfLse = kStaging + (kTf32<E> ? 0 : 2 * kTileK);  // and the sums of rows
   static constexpr int kRowNbytes = kRows * (int)sizeof(float);
   static constexpr int kNbytes = kAlignment + kOfLse + kStages * 2 * kRowNbytes;
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
@@ -93,46 +96,53 @@ class KeyTiles {
   Turns<kCausal> turns_;
 };
 
-template <class T, bool kCausal>
-__device__ __forceinline__ void ProduceForKeys(const CUtensorMap* map_q, const CUtensorMap* map_k,
-                                               const CUtensorMap* map_v, const CUtensorMap* map_dy,
-                                               const Params& params, uint32_t memory,
-                                               uint32_t barriers) {
+// The maps of what a block loads: q and dy twice with tf32, transposed where they are summed over.
+struct KeysMaps {
+  CUtensorMap q, k, v, dy, summed_q, summed_dy;
+};
+
+template <class E, class T, bool kCausal>
+__device__ __forceinline__ void ProduceForKeys(const KeysMaps& maps, const Params& params,
+                                               uint32_t memory, uint32_t barriers) {
   RingPosition<T::kStages> at;
   RingPosition<1> at_k;
   KeyTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_k.Advance()) {
     WaitForPhase(Empty(barriers, T::kK), at_k.parity ^ 1);
     ArriveExpecting(Full(barriers, T::kK), 2 * T::kTileK);
-    LoadTile<T::kKeys, T::kSize>(memory, map_k, Full(barriers, T::kK), tile.row, tile.sample,
-                                 params.KvHeads());
-    LoadTile<T::kKeys, T::kSize>(memory + T::kOfV, map_v, Full(barriers, T::kK), tile.row,
-                                 tile.sample, params.KvHeads());
+    LoadTile<E, T::kKeys, T::kSize>(memory, &maps.k, Full(barriers, T::kK), tile.row, tile.sample,
+                                    params.KvHeads());
+    LoadTile<E, T::kKeys, T::kSize>(memory + T::kOfV, &maps.v, Full(barriers, T::kK), tile.row,
+                                    tile.sample, params.KvHeads());
     for (int head = 0; head < params.group; head++) {
       const int sample = tile.sample * params.group + head;
       for (int block = tile.begin; block < tile.end; block++, at.Advance()) {
         const int row = block * T::kRows;
         const int64_t of_row = (int64_t)sample * params.padded + row;
-        const auto load = [&](const CUtensorMap* map, int pair, uint32_t ring, const float* from,
-                              uint32_t to) {
+        const auto load = [&](const CUtensorMap& map, const CUtensorMap& summed, int pair,
+                              uint32_t ring, const float* from, uint32_t to) {
           pair += at.stage;
+          ring += at.stage * T::kTileQ;
+          const uint32_t full = Full(barriers, pair);
           WaitForPhase(Empty(barriers, pair), at.parity ^ 1);
-          ArriveExpecting(Full(barriers, pair), T::kTileQ + T::kRowNbytes);
-          LoadTile<T::kRows, T::kSize>(ring + at.stage * T::kTileQ, map, Full(barriers, pair), row,
-                                       sample, params.heads);
-          LoadBytes(to + at.stage * 2 * T::kRowNbytes, from + of_row, T::kRowNbytes,
-                    Full(barriers, pair));
+          ArriveExpecting(full, (kTf32<E> ? 2 : 1) * T::kTileQ + T::kRowNbytes);
+          LoadTile<E, T::kRows, T::kSize>(ring, &map, full, row, sample, params.heads);
+          if constexpr (kTf32<E>)
+            LoadSummed<E, T::kRows, T::kSize>(ring + T::kCopy, &summed, full, row, sample,
+                                              params.heads);
+          LoadBytes(to + at.stage * 2 * T::kRowNbytes, from + of_row, T::kRowNbytes, full);
         };
         const uint32_t sums = memory + T::kOfLse;
-        load(map_q, T::kQ, memory + T::kOfQ, params.lse, sums);
-        load(map_dy, T::kDy, memory + T::kOfDy, params.row_sums, sums + T::kRowNbytes);
+        load(maps.q, maps.summed_q, T::kQ, memory + T::kOfQ, params.lse, sums);
+        load(maps.dy, maps.summed_dy, T::kDy, memory + T::kOfDy, params.row_sums,
+             sums + T::kRowNbytes);
       }
     }
   }
 }
 
 template <class E, class T, bool kCausal>
-__device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const CUtensorMap* map_dv,
+__device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Result<E>* to_dv,
                                                const Params& params, unsigned char* shared,
                                                uint32_t barriers) {
   const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
@@ -149,6 +159,12 @@ __device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const 
     SetZero(dk);
     SetZero(dv);
     WaitForStage(barriers, T::kK, at_k);
+    Operand<E, kTf32<E> ? T::kSize : kDepth<E>> of_k, of_v;
+    if constexpr (kTf32<E>) {
+      ReadOperand<T::kSize, T::kKeys>(of_k, shared + consumer * 64 * 128);
+      ReadOperand<T::kSize, T::kKeys>(of_v, shared + consumer * 64 * 128 + T::kOfV);
+      ReleaseStage(barriers, T::kK, 0);
+    }
     int block = tile.begin;
     for (int turn = 0; turn < (tile.end - tile.begin) * params.group; turn++, at.Advance()) {
       const uint32_t q = memory + T::kOfQ + at.stage * T::kTileQ;
@@ -158,7 +174,7 @@ __device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const 
       const int row = block * T::kRows;
       if (++block == tile.end) block = tile.begin;  // of the next head
       Sums<T::kRows> weights, gradients;
-      Operand<T::kRows> operand;
+      Operand<E, T::kRows> operand;
       WaitForStage(barriers, T::kQ, at);
       if (kCausal && row + T::kRows <= tile.row + consumer * 64) {  // these rows see no key of it
         WaitForStage(barriers, T::kDy, at);
@@ -167,10 +183,16 @@ __device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const 
         continue;
       }
       BeginProducts();
-      BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
+      if constexpr (kTf32<E>)
+        BeginProduct<E>(weights, of_k, q, false);
+      else
+        BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
       WaitForStage(barriers, T::kDy, at);
       BeginProducts();
-      BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
+      if constexpr (kTf32<E>)
+        BeginProduct<E>(gradients, of_v, dy, false);
+      else
+        BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
       WaitForProducts<1>();
 #pragma unroll
       for (int j = 0; j < T::kRows / 8; j++) {
@@ -188,34 +210,37 @@ __device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const 
             if (key + e / 2 * 8 > row + j * 8 + l % 4 * 2 + e % 2) weights[j][e] = 0.f;
         }
       }
-      Round<E>(weights, operand);
+      Round<E, true>(weights, operand);
       WaitForProducts<0>();
       BeginProducts();
-      BeginProduct<E>(dv, operand, dy);
+      BeginProduct<E>(dv, operand, dy + T::kCopy);
 #pragma unroll
       for (int j = 0; j < T::kRows / 8; j++) {
         const float2 sum = *(const float2*)(row_sums + j * 8 + l % 4 * 2);
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-          gradients[j][e] = weights[j][e] * (gradients[j][e] - (e % 2 ? sum.y : sum.x));
+        for (int e = 0; e < 4; e++) {
+          float weight = weights[j][e];
+          if constexpr (kTf32<E>) weight = WeightOfTf32(operand, j, e);
+          gradients[j][e] = weight * (gradients[j][e] - (e % 2 ? sum.y : sum.x));
+        }
       }
-      Operand<T::kRows> of_scores;
-      Round<E>(gradients, of_scores);
+      Operand<E, T::kRows> of_scores;
+      Round<E, false>(gradients, of_scores);
       BeginProducts();
-      BeginProduct<E>(dk, of_scores, q);
+      BeginProduct<E>(dk, of_scores, q + T::kCopy);
       WaitForProducts<0>();
       ReleaseStage(barriers, T::kQ, at.stage);
       ReleaseStage(barriers, T::kDy, at.stage);
     }
-    ReleaseStage(barriers, T::kK, 0);
+    if constexpr (!kTf32<E>) ReleaseStage(barriers, T::kK, 0);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
 #pragma unroll
       for (int e = 0; e < 4; e++) dk[j][e] *= params.scale;
     }
     const int first = tile.row + consumer * 64;
-    StoreRows<E>(dk, map_dk, staging, first, tile.sample, params.KvHeads(), 1 + consumer);
-    StoreRows<E>(dv, map_dv, staging + T::kTileK / 2, first, tile.sample, params.KvHeads(),
+    StoreRows<E>(dk, to_dk, staging, first, tile.sample, params.KvHeads(), 1 + consumer);
+    StoreRows<E>(dv, to_dv, staging + T::kTileK / 2, first, tile.sample, params.KvHeads(),
                  1 + consumer);
   }
   if (thread == 0) WaitForStores();
@@ -223,10 +248,8 @@ __device__ __forceinline__ void ConsumeForKeys(const CUtensorMap* map_dk, const 
 
 template <class E, class T, bool kCausal>
 __global__ __launch_bounds__(T::kThreads, 1) void FlashKeysKernel(
-    const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
-    const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_dy,
-    const __grid_constant__ CUtensorMap map_dk, const __grid_constant__ CUtensorMap map_dv,
-    const Params params) {
+    const __grid_constant__ KeysMaps maps, const __grid_constant__ Result<E> to_dk,
+    const __grid_constant__ Result<E> to_dv, const Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ __align__(8) uint64_t of_barriers[2 * T::kPairs];
   unsigned char* shared = DynamicShared<unsigned char>();
@@ -238,11 +261,10 @@ __global__ __launch_bounds__(T::kThreads, 1) void FlashKeysKernel(
   if (threadIdx.x / 128 == T::kConsumers) {
     ReduceRegisters<24>();
     if (threadIdx.x == T::kConsumers * 128)
-      ProduceForKeys<T, kCausal>(&map_q, &map_k, &map_v, &map_dy, params, SharedAddress(shared),
-                                 barriers);
+      ProduceForKeys<E, T, kCausal>(maps, params, SharedAddress(shared), barriers);
   } else {
     RaiseRegisters<240>();
-    ConsumeForKeys<E, T, kCausal>(&map_dk, &map_dv, params, shared, barriers);
+    ConsumeForKeys<E, T, kCausal>(&to_dk, &to_dv, params, shared, barriers);
   }
   TriggerProgrammaticLaunch();
 #endif
@@ -250,52 +272,62 @@ __global__ __launch_bounds__(T::kThreads, 1) void FlashKeysKernel(
 
 // ---- dq ----
 
-template <int Size>
+template <class E, int Size>
 struct RowsTiling {
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = kConsumers * 64, kKeys = 64, kStages = 3;
-  static constexpr int kTileQ = kRows * Size * 2, kTileK = kKeys * Size * 2;
-  static constexpr int kOfDy = kTileQ, kOfK = kOfDy + kTileQ;  // in shared memory
-  static constexpr int kOfV = kOfK + kStages * kTileK, kStaging = kOfV + kStages * kTileK;
-  static constexpr int kNbytes = kAlignment + kStaging + kTileQ;
+  static constexpr int kTileQ = kRows * Size * (int)sizeof(E);
+  static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
+  static constexpr int kCopy = kTf32<E> ? kStages * kTileK : 0;  // k transposed lies so far on
+  static constexpr int kOfDy = kTileQ, kOfK = kOfDy + kTileQ;    // in shared memory
+  static constexpr int kOfV = kOfK + kStages * kTileK + kCopy;
+  static constexpr int kStaging = kOfV + kStages * kTileK;
+  static constexpr int kNbytes = kAlignment + kStaging + (kTf32<E> ? 0 : kTileQ);
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
   static constexpr int kQ = 0, kK = 1, kV = kK + kStages, kPairs = kV + kStages;
 };
 
-template <class T, bool kCausal>
-__device__ __forceinline__ void ProduceForRows(const CUtensorMap* map_q, const CUtensorMap* map_k,
-                                               const CUtensorMap* map_v, const CUtensorMap* map_dy,
-                                               const Params& params, uint32_t memory,
-                                               uint32_t barriers) {
+struct RowsMaps {
+  CUtensorMap q, k, v, dy, summed_k;
+};
+
+template <class E, class T, bool kCausal>
+__device__ __forceinline__ void ProduceForRows(const RowsMaps& maps, const Params& params,
+                                               uint32_t memory, uint32_t barriers) {
   RingPosition<T::kStages> at;
   RingPosition<1> at_q;
   RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_q.Advance()) {
     WaitForPhase(Empty(barriers, T::kQ), at_q.parity ^ 1);
     ArriveExpecting(Full(barriers, T::kQ), 2 * T::kTileQ);
-    LoadTile<T::kRows, T::kSize>(memory, map_q, Full(barriers, T::kQ), tile.row, tile.sample,
-                                 params.heads);
-    LoadTile<T::kRows, T::kSize>(memory + T::kOfDy, map_dy, Full(barriers, T::kQ), tile.row,
-                                 tile.sample, params.heads);
+    LoadTile<E, T::kRows, T::kSize>(memory, &maps.q, Full(barriers, T::kQ), tile.row, tile.sample,
+                                    params.heads);
+    LoadTile<E, T::kRows, T::kSize>(memory + T::kOfDy, &maps.dy, Full(barriers, T::kQ), tile.row,
+                                    tile.sample, params.heads);
+    const int sample = tile.sample / params.group;
     for (int block = 0; block < tile.end; block++, at.Advance()) {
-      const auto load = [&](const CUtensorMap* map, int pair, uint32_t ring) {
+      const auto load = [&](const CUtensorMap& map, int pair, uint32_t ring, int tiles_of_it) {
         pair += at.stage;
         WaitForPhase(Empty(barriers, pair), at.parity ^ 1);
-        ArriveExpecting(Full(barriers, pair), T::kTileK);
-        LoadTile<T::kKeys, T::kSize>(ring + at.stage * T::kTileK, map, Full(barriers, pair),
-                                     block * T::kKeys, tile.sample / params.group,
-                                     params.KvHeads());
+        ArriveExpecting(Full(barriers, pair), tiles_of_it * T::kTileK);
+        LoadTile<E, T::kKeys, T::kSize>(ring + at.stage * T::kTileK, &map, Full(barriers, pair),
+                                        block * T::kKeys, sample, params.KvHeads());
       };
-      load(map_k, T::kK, memory + T::kOfK);
-      load(map_v, T::kV, memory + T::kOfV);
+      load(maps.k, T::kK, memory + T::kOfK, kTf32<E> ? 2 : 1);
+      if constexpr (kTf32<E>)
+        LoadSummed<E, T::kKeys, T::kSize>(memory + T::kOfK + T::kCopy + at.stage * T::kTileK,
+                                          &maps.summed_k, Full(barriers, T::kK + at.stage),
+                                          block * T::kKeys, sample, params.KvHeads());
+      load(maps.v, T::kV, memory + T::kOfV, 1);
     }
   }
 }
 
 template <class E, class T, bool kCausal>
-__device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const Params& params,
-                                               uint32_t memory, uint32_t barriers) {
+__device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Params& params,
+                                               const unsigned char* shared, uint32_t barriers) {
   const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const uint32_t memory = SharedAddress(shared);
   const uint32_t q = memory + consumer * 64 * 128, dy = q + T::kOfDy;
   const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
   const float scale = params.scale * kLog2E;
@@ -310,11 +342,17 @@ __device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const 
     Sums<T::kSize> dq;
     SetZero(dq);
     WaitForStage(barriers, T::kQ, at_q);
+    Operand<E, kTf32<E> ? T::kSize : kDepth<E>> of_q, of_dy;
+    if constexpr (kTf32<E>) {
+      ReadOperand<T::kSize, T::kRows>(of_q, shared + consumer * 64 * 128);
+      ReadOperand<T::kSize, T::kRows>(of_dy, shared + consumer * 64 * 128 + T::kOfDy);
+      ReleaseStage(barriers, T::kQ, 0);
+    }
     for (int block = 0; block < tile.end; block++, at.Advance()) {
       const uint32_t k = memory + T::kOfK + at.stage * T::kTileK;
       const uint32_t v = memory + T::kOfV + at.stage * T::kTileK;
       Sums<T::kKeys> weights, gradients;
-      Operand<T::kKeys> operand;
+      Operand<E, T::kKeys> operand;
       WaitForStage(barriers, T::kK, at);
       const int last = tile.row + consumer * 64 + 63, column = block * T::kKeys;
       if (kCausal && column > last) {  // none of these rows sees a key of it
@@ -324,10 +362,16 @@ __device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const 
         continue;
       }
       BeginProducts();
-      BeginProduct<E, T::kSize, T::kRows>(weights, q, k);
+      if constexpr (kTf32<E>)
+        BeginProduct<E>(weights, of_q, k, false);
+      else
+        BeginProduct<E, T::kSize, T::kRows>(weights, q, k);
       WaitForStage(barriers, T::kV, at);
       BeginProducts();
-      BeginProduct<E, T::kSize, T::kRows>(gradients, dy, v);
+      if constexpr (kTf32<E>)
+        BeginProduct<E>(gradients, of_dy, v, false);
+      else
+        BeginProduct<E, T::kSize, T::kRows>(gradients, dy, v);
       WaitForProducts<1>();
 #pragma unroll
       for (int j = 0; j < T::kKeys / 8; j++) {
@@ -344,19 +388,19 @@ __device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const 
         for (int e = 0; e < 4; e++)
           gradients[j][e] = weights[j][e] * (gradients[j][e] - sums[e / 2]);
       }
-      Round<E>(gradients, operand);
+      Round<E, false>(gradients, operand);
       BeginProducts();
-      BeginProduct<E>(dq, operand, k);
+      BeginProduct<E>(dq, operand, k + T::kCopy);
       WaitForProducts<0>();
       ReleaseStage(barriers, T::kK, at.stage);
     }
-    ReleaseStage(barriers, T::kQ, 0);
+    if constexpr (!kTf32<E>) ReleaseStage(barriers, T::kQ, 0);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
 #pragma unroll
       for (int e = 0; e < 4; e++) dq[j][e] *= params.scale;
     }
-    StoreRows<E>(dq, map_dq, staging, tile.row + consumer * 64, tile.sample, params.heads,
+    StoreRows<E>(dq, to_dq, staging, tile.row + consumer * 64, tile.sample, params.heads,
                  1 + consumer);
   }
   if (thread == 0) WaitForStores();
@@ -364,13 +408,12 @@ __device__ __forceinline__ void ConsumeForRows(const CUtensorMap* map_dq, const 
 
 template <class E, class T, bool kCausal>
 __global__ __launch_bounds__(T::kThreads, 1) void FlashRowsKernel(
-    const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
-    const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_dy,
-    const __grid_constant__ CUtensorMap map_dq, const Params params) {
+    const __grid_constant__ RowsMaps maps, const __grid_constant__ Result<E> to_dq,
+    const Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ __align__(8) uint64_t of_barriers[2 * T::kPairs];
-  const uint32_t shared = SharedAddress(DynamicShared<unsigned char>());
-  const uint32_t memory = shared + (-shared & (kAlignment - 1));
+  unsigned char* shared = DynamicShared<unsigned char>();
+  shared += -SharedAddress(shared) & (kAlignment - 1);
   const uint32_t barriers = SharedAddress(of_barriers);
   if (threadIdx.x == 0) InitBarriers(barriers, T::kPairs, T::kConsumers);
   __syncthreads();
@@ -378,10 +421,10 @@ __global__ __launch_bounds__(T::kThreads, 1) void FlashRowsKernel(
   if (threadIdx.x / 128 == T::kConsumers) {
     ReduceRegisters<24>();
     if (threadIdx.x == T::kConsumers * 128)
-      ProduceForRows<T, kCausal>(&map_q, &map_k, &map_v, &map_dy, params, memory, barriers);
+      ProduceForRows<E, T, kCausal>(maps, params, SharedAddress(shared), barriers);
   } else {
     RaiseRegisters<240>();
-    ConsumeForRows<E, T, kCausal>(&map_dq, params, memory, barriers);
+    ConsumeForRows<E, T, kCausal>(&to_dq, params, shared, barriers);
   }
   TriggerProgrammaticLaunch();
 #endif
@@ -392,16 +435,16 @@ __global__ __launch_bounds__(T::kThreads, 1) void FlashRowsKernel(
 template <class E, int kSize>
 void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& arrays,
                     DLStream stream) {
-  using OfKeys = KeysTiling<kSize>;
-  using OfRows = RowsTiling<kSize>;
-  const int64_t samples = p.batch * p.heads, of_keys = p.batch * p.kv_heads;
+  using OfKeys = KeysTiling<E, kSize>;
+  using OfRows = RowsTiling<E, kSize>;
+  const int64_t samples = p.batch * p.heads, kv_samples = p.batch * p.kv_heads;
   const int64_t padded = CeilDiv(p.rows, kPadding) * kPadding;
   const int64_t row_tiles = CeilDiv(p.rows, OfRows::kRows);
   const int64_t key_tiles = CeilDiv(p.columns, OfKeys::kKeys);
   const int multiprocessors = Multiprocessors(p.ctx.device_id);
   Scratch sums(p.ctx, 2 * samples * padded * (int64_t)sizeof(float), stream);
   float *scaled_lse = (float*)sums.data(), *row_sums = scaled_lse + samples * padded;
-  constexpr int kGroup = kSize / 8;  // threads of a row
+  constexpr int kGroup = kSize * (int)sizeof(E) / 16;  // threads of a row
   LaunchClusters(op, RowSumsKernel<E, kGroup>, Blocks(samples * padded * kGroup), 1, kThreads, 0,
                  true, stream, (const E*)arrays.y, (const E*)arrays.dy, arrays.lse, p.of_y, samples,
                  p.heads, p.rows, padded, p.size, scaled_lse, row_sums);
@@ -409,44 +452,54 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
   params.rows = (int)p.rows, params.columns = (int)p.columns, params.heads = (int)p.heads;
   params.group = (int)(p.heads / p.kv_heads), params.padded = (int)padded;
   params.scale = p.scale, params.lse = scaled_lse, params.row_sums = row_sums;
-  const auto of_q = [&](const void* data, int rows) {
-    return MapOfRows<E>(op, p, p.of_q, data, rows);
-  };
-  const auto of_k = [&](const void* data, int rows) {
-    return MapOfKeys<E>(op, p, p.of_k, data, rows);
-  };
-  const auto of_v = [&](const void* data, int rows) {
-    return MapOfKeys<E>(op, p, p.of_v, data, rows);
-  };
-  const auto of_dy = [&](int rows) { return MapOfRows<E>(op, p, p.of_y, arrays.dy, rows); };
-  params.grid = GridOf(key_tiles, of_keys, 4 * p.rows * p.size * params.group, 1, multiprocessors);
+  const Heads q = RowsOf(p, p.of_q, arrays.q), dy = RowsOf(p, p.of_y, arrays.dy);
+  const Heads k = KeysOf(p, p.of_k, arrays.k), v = KeysOf(p, p.of_v, arrays.v);
+  SummedArrays<E> summed(op, p, {q, dy, k}, stream);
+  const auto map = [&](const Heads& x, int rows) { return MapOf<E>(op, p, x, rows); };
+  const KeysMaps of_keys = {map(q, OfKeys::kRows),
+                            map(k, OfKeys::kKeys),
+                            map(v, OfKeys::kKeys),
+                            map(dy, OfKeys::kRows),
+                            summed.template NextMap<kSize>(q, OfKeys::kRows),
+                            summed.template NextMap<kSize>(dy, OfKeys::kRows)};
+  const RowsMaps of_rows = {map(q, OfRows::kRows), map(k, OfRows::kKeys), map(v, OfRows::kKeys),
+                            map(dy, OfRows::kRows),
+                            summed.template NextMap<kSize>(k, OfRows::kKeys)};
+  constexpr int64_t kNbytes = (kTf32<E> ? 4 : 2) * sizeof(E);  // of q and dy, or of k and v
+  params.grid = GridOf(key_tiles, kv_samples, kNbytes * p.rows * p.size * params.group, 1,
+                       multiprocessors);
   LaunchClusters(
       op, p.causal ? FlashKeysKernel<E, OfKeys, true> : FlashKeysKernel<E, OfKeys, false>,
-      (unsigned)params.grid.blocks, 1, OfKeys::kThreads, OfKeys::kNbytes, true, stream,
-      of_q(arrays.q, OfKeys::kRows), of_k(arrays.k, OfKeys::kKeys), of_v(arrays.v, OfKeys::kKeys),
-      of_dy(OfKeys::kRows), of_k(arrays.dk, 64), of_v(arrays.dv, 64), params);
-  params.grid = GridOf(row_tiles, samples, 4 * p.columns * p.size, params.group, multiprocessors);
+      (unsigned)params.grid.blocks, 1, OfKeys::kThreads, OfKeys::kNbytes, true, stream, of_keys,
+      ResultOf<E>(op, p, KeysOf(p, p.of_k, arrays.dk)),
+      ResultOf<E>(op, p, KeysOf(p, p.of_v, arrays.dv)), params);
+  params.grid =
+      GridOf(row_tiles, samples, kNbytes * p.columns * p.size, params.group, multiprocessors);
   LaunchClusters(op,
                  p.causal ? FlashRowsKernel<E, OfRows, true> : FlashRowsKernel<E, OfRows, false>,
                  (unsigned)params.grid.blocks, 1, OfRows::kThreads, OfRows::kNbytes, true, stream,
-                 of_q(arrays.q, OfRows::kRows), of_k(arrays.k, OfRows::kKeys),
-                 of_v(arrays.v, OfRows::kKeys), of_dy(OfRows::kRows), of_q(arrays.dq, 64), params);
+                 of_rows, ResultOf<E>(op, p, RowsOf(p, p.of_q, arrays.dq)), params);
 }
 
 template <class E>
 void RunOf(const char* op, const FlashProblem& problem, const FlashBackward& arrays,
            DLStream stream) {
-  if (problem.size <= 64)
-    LaunchBackward<E, 64>(op, problem, arrays, stream);
-  else
-    LaunchBackward<E, 128>(op, problem, arrays, stream);
+  if (problem.size <= 64) return LaunchBackward<E, 64>(op, problem, arrays, stream);
+  if constexpr (!kTf32<E>) LaunchBackward<E, 128>(op, problem, arrays, stream);
 }
 
 }  // namespace
 
+const char* FlashBackwardError(const FlashProblem& problem) {
+  if (problem.dtype == DL_FLOAT32 && problem.size > 64)
+    return "it takes heads of tf32 up to 64 for gradients";
+  return FlashError(problem);
+}
+
 void RunFlashBackward(const char* op, const FlashProblem& problem, const FlashBackward& arrays,
                       DLStream stream) {
   if (problem.dtype == DL_BFLOAT16) return RunOf<bfloat16>(op, problem, arrays, stream);
+  if (problem.dtype == DL_FLOAT32) return RunOf<float>(op, problem, arrays, stream);
   RunOf<float16>(op, problem, arrays, stream);
 }
 

@@ -17,16 +17,19 @@ namespace {
 
 using namespace flash;  // NOLINT: this is a part of it
 
-template <int Size>
+template <class E, int Size>
 struct Tiling {
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
-  static constexpr int kRows = kConsumers * 64, kKeys = 128, kStages = 2;
-  static constexpr int kTileQ = kRows * Size * 2, kTileK = kKeys * Size * 2;
+  static constexpr int kRows = kConsumers * 64, kKeys = kTf32<E> ? 64 : 128;
+  static constexpr int kStages = kTf32<E> && Size <= 64 ? 4 : 2;
+  static constexpr int kTileQ = kRows * Size * (int)sizeof(E);
+  static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
   static constexpr int kOfK = kTileQ, kOfV = kOfK + kStages * kTileK;  // in shared memory
   static constexpr int kStaging = kOfV + kStages * kTileK;
-  static constexpr int kNbytes = kAlignment + kStaging + kTileQ;
+  static constexpr int kNbytes = kAlignment + kStaging + (kTf32<E> ? 0 : kTileQ);
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
   static constexpr int kQ = 0, kK = 1, kV = kK + kStages, kPairs = kV + kStages;  // of barriers
+  static constexpr bool kReadsQ = kTf32<E> && Size <= 64;  // into registers
 };
 
 struct Params : Shape {
@@ -36,32 +39,39 @@ struct Params : Shape {
 
 // ---- the producer ----
 
-template <class T, bool kCausal>
+template <class E, class T, bool kCausal>
 __device__ __forceinline__ void Produce(const CUtensorMap* map_q, const CUtensorMap* map_k,
                                         const CUtensorMap* map_v, const Params& params,
                                         uint32_t memory, uint32_t barriers) {
   RingPosition<T::kStages> at_k, at_v;
   RingPosition<1> at_q;
-  const auto load = [&](const CUtensorMap* map, int pair, uint32_t ring,
-                        RingPosition<T::kStages>& at, int block, int sample) {
+  const auto begin = [&](int pair, RingPosition<T::kStages>& at) {
     pair += at.stage;
     WaitForPhase(Empty(barriers, pair), at.parity ^ 1);
     ArriveExpecting(Full(barriers, pair), T::kTileK);
-    LoadTile<T::kKeys, T::kSize>(ring + at.stage * T::kTileK, map, Full(barriers, pair),
-                                 block * T::kKeys, sample, params.KvHeads());
-    at.Advance();
+    return Full(barriers, pair);
   };
   RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_q.Advance()) {
     const int of_keys = tile.sample / params.group;
     WaitForPhase(Empty(barriers, T::kQ), at_q.parity ^ 1);
     ArriveExpecting(Full(barriers, T::kQ), T::kTileQ);
-    LoadTile<T::kRows, T::kSize>(memory, map_q, Full(barriers, T::kQ), tile.row, tile.sample,
-                                 params.heads);
+    LoadTile<E, T::kRows, T::kSize>(memory, map_q, Full(barriers, T::kQ), tile.row, tile.sample,
+                                    params.heads);
     // v of a tile of keys comes after k of the next one, in the order in which they are needed.
     for (int block = tile.end - 1; block >= -1; block--) {
-      if (block >= 0) load(map_k, T::kK, memory + T::kOfK, at_k, block, of_keys);
-      if (block < tile.end - 1) load(map_v, T::kV, memory + T::kOfV, at_v, block + 1, of_keys);
+      if (block >= 0) {
+        LoadTile<E, T::kKeys, T::kSize>(memory + T::kOfK + at_k.stage * T::kTileK, map_k,
+                                        begin(T::kK, at_k), block * T::kKeys, of_keys,
+                                        params.KvHeads());
+        at_k.Advance();
+      }
+      if (block < tile.end - 1) {
+        LoadSummed<E, T::kKeys, T::kSize>(memory + T::kOfV + at_v.stage * T::kTileK, map_v,
+                                          begin(T::kV, at_v), (block + 1) * T::kKeys, of_keys,
+                                          params.KvHeads());
+        at_v.Advance();
+      }
     }
   }
 }
@@ -125,10 +135,10 @@ __device__ __forceinline__ void Finish(float (&y)[kColumns][4], const RowState& 
 }
 
 template <class E, class T, bool kCausal>
-__device__ __forceinline__ void Consume(const CUtensorMap* map_y, const Params& params,
-                                        uint32_t memory, uint32_t barriers) {
+__device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& params,
+                                        const unsigned char* shared, uint32_t barriers) {
   const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
-  const uint32_t q = memory + consumer * 64 * 128;
+  const uint32_t memory = SharedAddress(shared), q = memory + consumer * 64 * 128;
   const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
   // Consumers take turns: each waits at its own barrier, and then lets the other one in.
   constexpr int kTurn = 1 + T::kConsumers;
@@ -146,38 +156,65 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const Params& 
     const int row = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
     Sums<T::kSize> y;
     Sums<T::kKeys> scores;
-    Operand<T::kKeys> weights;
+    Operand<E, T::kKeys> weights;
+    Operand<E, T::kReadsQ ? T::kSize : kDepth<E>> of_q;
+    const auto begin_scores = [&] {
+      BeginProducts();
+      if constexpr (T::kReadsQ)
+        BeginProduct<E>(scores, of_q, k(), false);
+      else
+        BeginProduct<E, T::kSize, T::kRows>(scores, q, k());
+    };
+    // Hides keys of a block from rows.
+    const auto hide = [&](int block) {
+      Hide<kCausal>(scores, row, block * T::kKeys + l % 4 * 2, params.columns, -INFINITY);
+    };
     RowState rows;
     float shrink[2];
     SetZero(y);
     wait(T::kQ, at_q);
+    if constexpr (T::kReadsQ) {
+      ReadOperand<T::kSize, T::kRows>(of_q, shared + consumer * 64 * 128);
+      release(T::kQ, at_q);
+    }
+    int block = tile.end - 1;
+    if (kCausal && T::kKeys < T::kRows && block * T::kKeys >= tile.row + (consumer + 1) * 64) {
+      wait(T::kK, at_k);  // none of these rows sees a key of it
+      release(T::kK, at_k);
+      wait(T::kV, at_v);
+      release(T::kV, at_v);
+      SyncThreads(kTurn + consumer, 256);
+      ArriveThreads(kTurn + 1 - consumer, 256);
+      block--;
+    }
     wait(T::kK, at_k);
-    BeginProducts();
-    BeginProduct<E, T::kSize, T::kRows>(scores, q, k());
+    begin_scores();
     WaitForProducts<0>();
     release(T::kK, at_k);
-    // Tiles of keys are as long as those of rows: only in the last one keys are hidden.
-    Hide<kCausal>(scores, row, (tile.end - 1) * T::kKeys + l % 4 * 2, params.columns, -INFINITY);
+    hide(block);
     constexpr int kHalf = T::kKeys / 16;
-    if (kCausal && consumer == 0 && (tile.end - 1) * T::kKeys == tile.row) {
+    if (kCausal && T::kKeys == T::kRows && consumer == 0 &&
+        block * T::kKeys == tile.row) {
       TakeExponentials((float (&)[kHalf][4])scores, rows, params.scale, shrink);
       SetZero((float (&)[kHalf][4])scores[kHalf]);  // its rows see half of these keys
     } else {
       TakeExponentials(scores, rows, params.scale, shrink);
     }
-    Round<E>(scores, weights);
+    Round<E, true>(scores, weights);
     if (tile.end > 1 && consumer == 1) ArriveThreads(kTurn, 256);
-    for (int block = tile.end - 2; block >= 0; block--) {
+    while (--block >= 0) {
       wait(T::kK, at_k);
       SyncThreads(kTurn + consumer, 256);
-      BeginProducts();
-      BeginProduct<E, T::kSize, T::kRows>(scores, q, k());
+      begin_scores();
       wait(T::kV, at_v);
       BeginProducts();
       BeginProduct<E>(y, weights, v());
       if (block > 0 || consumer == 0) ArriveThreads(kTurn + 1 - consumer, 256);
       WaitForProducts<1>();
       release(T::kK, at_k);
+      // Tiles of keys as long as those of rows have nothing to hide but in the last one.
+      if (kCausal && T::kKeys < T::kRows && (block + 1) * T::kKeys > tile.row + consumer * 64)
+        hide(block);
       TakeExponentials(scores, rows, params.scale, shrink);
       WaitForProducts<0>();
       release(T::kV, at_v);
@@ -186,16 +223,16 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_y, const Params& 
 #pragma unroll
         for (int e = 0; e < 4; e++) y[j][e] *= shrink[e / 2];
       }
-      Round<E>(scores, weights);
+      Round<E, true>(scores, weights);
     }
-    release(T::kQ, at_q);
+    if constexpr (!T::kReadsQ) release(T::kQ, at_q);
     wait(T::kV, at_v);
     BeginProducts();
     BeginProduct<E>(y, weights, v());
     WaitForProducts<0>();
     release(T::kV, at_v);
     Finish(y, rows, params, row, tile.sample);
-    StoreRows<E>(y, map_y, staging, tile.row + consumer * 64, tile.sample, params.heads,
+    StoreRows<E>(y, to_y, staging, tile.row + consumer * 64, tile.sample, params.heads,
                  1 + consumer);
   }
   if (thread == 0) WaitForStores();
@@ -206,12 +243,12 @@ __global__ __launch_bounds__(T::kThreads,
                              1) void FlashForwardKernel(const __grid_constant__ CUtensorMap map_q,
                                                         const __grid_constant__ CUtensorMap map_k,
                                                         const __grid_constant__ CUtensorMap map_v,
-                                                        const __grid_constant__ CUtensorMap map_y,
+                                                        const __grid_constant__ Result<E> to_y,
                                                         const Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ __align__(8) uint64_t of_barriers[2 * T::kPairs];
-  const uint32_t shared = SharedAddress(DynamicShared<unsigned char>());
-  const uint32_t memory = shared + (-shared & (kAlignment - 1));
+  unsigned char* shared = DynamicShared<unsigned char>();
+  shared += -SharedAddress(shared) & (kAlignment - 1);
   const uint32_t barriers = SharedAddress(of_barriers);
   if (threadIdx.x == 0) InitBarriers(barriers, T::kPairs, T::kConsumers);
   __syncthreads();
@@ -219,10 +256,10 @@ __global__ __launch_bounds__(T::kThreads,
   if (threadIdx.x / 128 == T::kConsumers) {
     ReduceRegisters<24>();
     if (threadIdx.x == T::kConsumers * 128)
-      Produce<T, kCausal>(&map_q, &map_k, &map_v, params, memory, barriers);
+      Produce<E, T, kCausal>(&map_q, &map_k, &map_v, params, SharedAddress(shared), barriers);
   } else {
     RaiseRegisters<240>();
-    Consume<E, T, kCausal>(&map_y, params, memory, barriers);
+    Consume<E, T, kCausal>(&to_y, params, shared, barriers);
   }
   TriggerProgrammaticLaunch();
 #endif
@@ -240,24 +277,25 @@ void LaunchForward(const char* op, const FlashProblem& problem, const FlashForwa
   params.rows = (int)p.rows, params.columns = (int)p.columns;
   params.heads = (int)p.heads, params.group = (int)group;
   params.grid =
-      GridOf(row_tiles, samples, 4 * p.columns * p.size, group, Multiprocessors(p.ctx.device_id));
+      GridOf(row_tiles, samples, 2 * sizeof(E) * p.columns * p.size, group, Multiprocessors(p.ctx.device_id));
   params.scale = p.scale * kLog2E;
   params.lse = arrays.lse;
   const auto kernel = p.causal ? FlashForwardKernel<E, T, true> : FlashForwardKernel<E, T, false>;
+  const Heads q = RowsOf(p, p.of_q, arrays.q), k = KeysOf(p, p.of_k, arrays.k);
+  const Heads v = KeysOf(p, p.of_v, arrays.v), y = RowsOf(p, p.of_y, arrays.y);
+  SummedArrays<E> summed(op, p, {v}, stream);
   LaunchClusters(op, kernel, (unsigned)params.grid.blocks, 1, T::kThreads, T::kNbytes, true, stream,
-                 MapOfRows<E>(op, p, p.of_q, arrays.q, T::kRows),
-                 MapOfKeys<E>(op, p, p.of_k, arrays.k, T::kKeys),
-                 MapOfKeys<E>(op, p, p.of_v, arrays.v, T::kKeys),
-                 MapOfRows<E>(op, p, p.of_y, arrays.y, 64), params);
+                 MapOf<E>(op, p, q, T::kRows), MapOf<E>(op, p, k, T::kKeys),
+                 summed.template NextMap<T::kSize>(v, T::kKeys), ResultOf<E>(op, p, y), params);
 }
 
 template <class E>
 void RunOf(const char* op, const FlashProblem& problem, const FlashForward& arrays,
            DLStream stream) {
   if (problem.size <= 64)
-    LaunchForward<E, Tiling<64>>(op, problem, arrays, stream);
+    LaunchForward<E, Tiling<E, 64>>(op, problem, arrays, stream);
   else
-    LaunchForward<E, Tiling<128>>(op, problem, arrays, stream);
+    LaunchForward<E, Tiling<E, 128>>(op, problem, arrays, stream);
 }
 
 }  // namespace
@@ -266,8 +304,6 @@ const char* FlashError(const FlashProblem& problem) {
   constexpr int64_t kMost = int64_t(1) << 30;
   const char* error = WgmmaError(problem.ctx.device_id);
   if (*error) return error;
-  if (problem.dtype != DL_BFLOAT16 && problem.dtype != DL_FLOAT16)
-    return "it takes bfloat16 and float16";
   if (problem.size % 8 || problem.size < 8 || problem.size > 128)
     return "it takes heads of 8 to 128 extents, a multiple of 8";
   if (std::min({problem.batch, problem.heads, problem.rows, problem.columns}) == 0)
@@ -281,6 +317,7 @@ const char* FlashError(const FlashProblem& problem) {
 void RunFlashForward(const char* op, const FlashProblem& problem, const FlashForward& arrays,
                      DLStream stream) {
   if (problem.dtype == DL_BFLOAT16) return RunOf<bfloat16>(op, problem, arrays, stream);
+  if (problem.dtype == DL_FLOAT32) return RunOf<float>(op, problem, arrays, stream);
   RunOf<float16>(op, problem, arrays, stream);
 }
 

@@ -146,6 +146,7 @@ QUANTIZED = (
             product((3, 8), 5, 8), product((2, 7), 33, 7, zero=9, low=9),
             product((1, 400), 120, 400, zero=3, high=200), product((2, 3, 12), 16, 12, **FLOAT),
             product((0, 4), 4, 4), product((131, 259), 70, 259, zero=128),
+            product((16_900, 16), 40, 16, low=7),
         ),
         refusals=(
             refuse("packed weights do not fit 3 inputs", (2, 3), (1, 2, 64), (4,), (4,),
@@ -162,6 +163,7 @@ QUANTIZED = (
             product((1, 4, 5, 6), 3, 6, size=(1, 1), zero=128),
             product((1, 9, 9, 4), 17, 24, size=(2, 3), stride=2, dilation=2, padding=1, pad=200),
             product((3, 12, 11, 16), 40, 144, size=(3, 3), padding=1, zero=128),
+            product((2, 21, 19, 16), 66, 144, size=(3, 3), padding=2, dilation=2, pad=99),
         ),
         **NO_PARTS,
     ),

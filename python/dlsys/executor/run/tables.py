@@ -170,9 +170,9 @@ class Segment:
         """A step's kernel and its arguments as 64-bit words, in the order of the kernel's
         signature.
         """
-        key = (self.ctx.kernel_device, step.node.op.kernel, step.dtype)
+        key = kernel_key(step, self.ctx)
         words = []
-        for letter, argument in zip(self._library.signature[key[:2]], _arguments(step, self.ctx)):
+        for letter, argument in zip(self._library.signature[key[:2]], arguments_of(step, self.ctx)):
             if letter in "io":
                 words.append(self.table.address(argument))
             elif letter in "IO":
@@ -193,12 +193,12 @@ class Segment:
 
 def workspace_nbytes(step: Step, ctx: Context) -> int:
     """The bytes of scratch memory that the kernel of a step takes; the library remembers."""
-    library, key = load(), (ctx.kernel_device, step.node.op.kernel, step.dtype)
+    library, key = load(), kernel_key(step, ctx)
     if key not in library.index:
         return 0
     numbers: dict[Buffer, int] = {}
     asked: list[Any] = []
-    for argument in _arguments(step, ctx):
+    for argument in arguments_of(step, ctx):
         if isinstance(argument, Value):
             asked.append(_planned(argument, numbers))
         elif isinstance(argument, list):
@@ -219,7 +219,12 @@ def _planned(value: Value, numbers: dict[Buffer, int]) -> tuple[tuple[int, ...],
     return spec.shape, DTYPE_CODES.get(spec.dtype), number * _APART + value.skipped_nbytes
 
 
-def _arguments(step: Step, ctx: Context) -> list[Any]:
+def kernel_key(step: Step, ctx: Context) -> tuple[str, Any, Any]:
+    """The key of a step's kernel in `Library.index`; not in it where there is no such kernel."""
+    return ctx.kernel_device, step.node.op.kernel, step.dtype
+
+
+def arguments_of(step: Step, ctx: Context) -> list[Any]:
     """A step's arguments in the order of its kernel's signature, where a Value is an array."""
     if step.arguments is None:
         signature = load().signature[ctx.kernel_device, step.node.op.kernel].rstrip("s")

@@ -259,16 +259,22 @@ void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, uint64_t b, bool accumulate
 
 template <class T, bool kAlongN, int kBlocks>
 void MultiplyAdd(float (&d)[kBlocks][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
-  struct Row {
-    float x[2][16];
+  constexpr int kOfWord = 4 / sizeof(T), kDepth = 32 / sizeof(T);
+  struct Rows {
+    float x[2][kDepth];
   } rows;
   const int lane = emulator::Lane();
-  for (int k = 0; k < 16; k++) {
+  for (int k = 0; k < kDepth; k++) {
     for (int half = 0; half < 2; half++) {
-      const uint32_t pair = emulator::FromLane(a[k / 8 * 2 + half], lane / 4 * 4 + k % 8 / 2);
-      T x;
-      x.bits = (uint16_t)(pair >> k % 2 * 16);
-      rows.x[half][k] = (float)x;
+      const int word = k / kOfWord;
+      const uint32_t bits = emulator::FromLane(a[word / 4 * 2 + half], lane / 4 * 4 + word % 4);
+      if constexpr (kOfWord == 1) {
+        rows.x[half][k] = CutToTf32(__uint_as_float(bits));
+      } else {
+        T x;
+        x.bits = (uint16_t)(bits >> k % 2 * 16);
+        rows.x[half][k] = (float)x;
+      }
     }
   }
   emulator::Begin(emulator::Unit::kProducts,

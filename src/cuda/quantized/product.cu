@@ -1,0 +1,367 @@
+// quantized_matmul and quantized_conv2d on the GPU: implicit GEMM on tensor cores, uint8 rows times
+// packed int8 weights (mma m16n8k32), accumulated in int32, which is exact, so that bits depend on
+// no order. Images are (N, H, W, C): M = output positions, N = output channels, K = (row, column,
+// channel) of a window. Operands pass through a ring of shared panels (cp.async); where the image
+// ends, what stands for 0 is written instead. Bias, bounds and requantization are the epilogue.
+// python/dlsys/ops/quantize.py has the layout of the weights: words of four consecutive inputs, as
+// mma takes them. The result overlaps no input. Channels that are no multiple of 16 are gathered
+// byte by byte, which limits first layers; loads limit the others.
+#include <algorithm>
+
+#include "cuda/quantized/mma.cuh"
+#include "cuda/runtime/context.cuh"
+#include "cuda/runtime/divisor.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "math/conv_geometry.h"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+constexpr int kProductThreads = 128;  // two by two warps
+constexpr int kStep = 64;             // bytes of K of a stage
+constexpr int kStages = 3;            // of the ring of panels
+constexpr int kPanel = 16;            // output channels of a panel of packed weights
+constexpr int kQuad = 4;              // inputs of a word
+constexpr int kChunks = kStep / 16;   // copies of a row
+constexpr int kRowsOfPass = kProductThreads / kChunks;
+
+struct alignas(16) Sixteen {  // bytes, that are moved together
+  uint32_t words[4];
+};
+
+template <int kM, int kN>
+struct Tile {
+  static constexpr int kRows = kM, kCols = kN;
+  static constexpr int kWarpRows = kM / 2, kWarpCols = kN / 2;
+  static constexpr int kStageWords = (kM + kN) * kStep / 4;
+  static constexpr int kPitch = kN + 16;  // bytes of a row of the result in shared memory
+  static constexpr int kNbytes = kStages * kStageWords * 4;
+  static_assert(kM * kPitch <= kNbytes);
+};
+using Large = Tile<128, 64>;
+using Small = Tile<32, 32>;
+
+struct Product {
+  const uint8_t *x, *w;
+  const int32_t* bias;
+  const float* multiplier;
+  uint8_t* bytes;  // of the result, or floats
+  float* floats;
+  int rows, cols, depth, quads, panels;  // quads and panels are those of the weights
+  int in_h, in_w, channels, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int zero, low, high;
+  unsigned pad;  // what stands for 0 in x, four times
+  bool aligned_out;
+  Divisor by_channels, by_window_w, by_positions, by_width, by_col_tiles;
+};
+
+// Where a word of the rows lies in their panel: chunks of 16 bytes are swizzled, so that the eight
+// rows that a warp reads at once share no banks.
+__device__ __forceinline__ int InRows(int row, int chunk, int word) {
+  return row * (kStep / 4) + (chunk ^ (row >> 1 & 3)) * 4 + word;
+}
+// The same for the weights: a panel has 16 words for each four inputs.
+__device__ __forceinline__ int InWeights(int col, int quad) {
+  return (col / kPanel * (kStep / kQuad) + quad) * kPanel + (col % kPanel ^ (quad >> 1 & 1) * 8);
+}
+
+// The rows of a tile: windows, gathered from the images.
+template <int kRows, bool kAligned>
+class Windows {
+ public:
+  __device__ Windows(const Product& p, int first) : p_(p) {
+#pragma unroll
+    for (int q = 0; q < kPasses; q++) {
+      const int row = first + Row(q);
+      const int image = row / p.by_positions, rest = row - image * (int)p.by_positions.value;
+      const int i = rest / p.by_width, j = rest - i * (int)p.by_width.value;
+      h_[q] = row < p.rows ? i * p.stride_h - p.pad_h : -(1 << 30);
+      w_[q] = j * p.stride_w - p.pad_w;
+      line_[q] = image * p.in_h;
+    }
+  }
+
+  __device__ __forceinline__ void Load(uint32_t* panel, int k0) const {
+    const int k = k0 + Chunk() * 16;
+    const Offset offset = OffsetOf(k);
+#pragma unroll
+    for (int q = 0; q < kPasses; q++) {
+      uint32_t* to = panel + InRows(Row(q), Chunk(), 0);
+      const uint8_t* from = kAligned ? At(q, offset, k) : nullptr;
+      if (from) {
+        CopyAsync16((float*)to, (const float*)from, true);
+      } else {
+        Sixteen made = {{p_.pad, p_.pad, p_.pad, p_.pad}};
+        if constexpr (!kAligned) {
+#pragma unroll
+          for (int e = 0; e < 16; e++) {
+            const uint8_t* one = At(q, OffsetOf(k + e), k + e);
+            const unsigned byte = one ? *one : p_.pad & 255;
+            made.words[e / 4] = (made.words[e / 4] & ~(255u << e % 4 * 8)) | byte << e % 4 * 8;
+          }
+        }
+        *(Sixteen*)to = made;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kPasses = kRows / kRowsOfPass;
+  struct Offset {
+    int h, w, c;
+  };
+  __device__ static __forceinline__ int Chunk() { return (int)threadIdx.x % kChunks; }
+  __device__ static __forceinline__ int Row(int q) {
+    return (int)threadIdx.x / kChunks + q * kRowsOfPass;
+  }
+  __device__ __forceinline__ Offset OffsetOf(int k) const {
+    const int offset = k / p_.by_channels, i = offset / p_.by_window_w;
+    return {i * p_.dilation_h, (offset - i * (int)p_.by_window_w.value) * p_.dilation_w,
+            k - offset * p_.channels};
+  }
+  // Null where that is padding.
+  __device__ __forceinline__ const uint8_t* At(int q, const Offset& offset, int k) const {
+    const int h = h_[q] + offset.h, w = w_[q] + offset.w;
+    const bool inside = (unsigned)h < (unsigned)p_.in_h && (unsigned)w < (unsigned)p_.in_w;
+    const int64_t pixel = (int64_t)(line_[q] + h) * p_.in_w + w;
+    return inside && k < p_.depth ? p_.x + pixel * p_.channels + offset.c : nullptr;
+  }
+
+  const Product& p_;
+  int h_[kPasses], w_[kPasses], line_[kPasses];
+};
+
+// Copies the weights of a tile's columns; there are zeros behind the last input and panel.
+template <int kCols>
+__device__ __forceinline__ void LoadWeights(const Product& p, uint32_t* panel, int col, int k0) {
+  constexpr int kOfPanel = kStep / kQuad * kPanel / 4;  // copies of 16 bytes
+#pragma unroll
+  for (int id = threadIdx.x; id < kCols / kPanel * kOfPanel; id += kProductThreads) {
+    const int n = id / kOfPanel * kPanel + id % (kPanel / 4) * 4, quad = id % kOfPanel / 4;
+    const int64_t from = (int64_t)(col + n) / kPanel * p.quads + k0 / kQuad + quad;
+    const bool valid = k0 / kQuad + quad < p.quads && (col + n) / kPanel < p.panels;
+    const uint8_t* at = valid ? p.w + (from * kPanel + n % kPanel) * kQuad : p.w;
+    CopyAsync16((float*)(panel + InWeights(n, quad)), (const float*)at, valid);
+  }
+}
+
+template <class Tile>
+using Sums = int32_t[Tile::kWarpRows / 16][Tile::kWarpCols / 8][4];
+
+template <class Tile>
+__device__ __forceinline__ void MultiplyStage(const uint32_t* rows, const uint32_t* weights,
+                                              Sums<Tile>& sums) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row = warp / 2 * Tile::kWarpRows + lane / 4,
+            col = warp % 2 * Tile::kWarpCols + lane / 4;
+#pragma unroll
+  for (int k = 0; k < kStep / 32; k++) {
+    uint32_t b[Tile::kWarpCols / 8][2];
+#pragma unroll
+    for (int j = 0; j < Tile::kWarpCols / 8; j++)
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        b[j][half] = weights[InWeights(col + j * 8, k * 8 + half * 4 + lane % 4)];
+#pragma unroll
+    for (int i = 0; i < Tile::kWarpRows / 16; i++) {
+      uint32_t a[4];
+#pragma unroll
+      for (int part = 0; part < 4; part++)
+        a[part] = rows[InRows(row + i * 16 + part % 2 * 8, k * 2 + part / 2, lane % 4)];
+#pragma unroll
+      for (int j = 0; j < Tile::kWarpCols / 8; j++) MultiplyAddBytes(a, b[j], sums[i][j]);
+    }
+  }
+}
+
+// Calls body(row, col, sum) for each of a thread's sums, by their place in the tile.
+template <class Tile, class F>
+__device__ __forceinline__ void ForSums(const Sums<Tile>& sums, const F& body) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row = warp / 2 * Tile::kWarpRows + lane / 4;
+  const int col = warp % 2 * Tile::kWarpCols + lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < Tile::kWarpRows / 16; i++)
+#pragma unroll
+    for (int j = 0; j < Tile::kWarpCols / 8; j++)
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        body(row + i * 16 + e / 2 * 8, col + j * 8 + e % 2, sums[i][j][e]);
+}
+
+// Requantizes a tile and writes it, bytes through shared memory, so that they leave 16 at a time.
+template <class Tile>
+__device__ __forceinline__ void Store(const Product& p, const Sums<Tile>& sums, int first_row,
+                                      int first_col, uint8_t* shared) {
+  const auto scaled = [&](int col, int32_t sum) {
+    return (float)(sum + p.bias[col]) * p.multiplier[col];
+  };
+  if (p.floats) {
+    ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
+      if (first_row + row < p.rows && first_col + col < p.cols)
+        p.floats[(int64_t)(first_row + row) * p.cols + first_col + col] =
+            scaled(first_col + col, sum);
+    });
+    return;
+  }
+  __syncthreads();  // the panels have been read
+  const float low = (float)(p.low - p.zero), high = (float)(p.high - p.zero);
+  ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
+    if (first_col + col >= p.cols) return;
+    const float y = fminf(fmaxf(scaled(first_col + col, sum), low), high);
+    shared[row * Tile::kPitch + col] = (uint8_t)((int)rintf(y) + p.zero);
+  });
+  __syncthreads();
+  const int rows = min(Tile::kRows, p.rows - first_row),
+            cols = min(Tile::kCols, p.cols - first_col);
+  uint8_t* to = p.bytes + (int64_t)first_row * p.cols + first_col;
+  if (p.aligned_out) {
+    constexpr int kAcross = Tile::kCols / 16;
+    for (int k = threadIdx.x; k < rows * kAcross; k += kProductThreads) {
+      const int row = k / kAcross, col = k % kAcross * 16;
+      if (col < cols)
+        *(Sixteen*)(to + (int64_t)row * p.cols + col) =
+            *(const Sixteen*)(shared + row * Tile::kPitch + col);
+    }
+  } else {
+    for (int k = threadIdx.x; k < rows * Tile::kCols; k += kProductThreads) {
+      const int row = k / Tile::kCols, col = k % Tile::kCols;
+      if (col < cols) to[(int64_t)row * p.cols + col] = shared[row * Tile::kPitch + col];
+    }
+  }
+}
+
+template <class Tile, bool kAligned>
+__global__ void __launch_bounds__(kProductThreads) ProductKernel(const Product p) {
+  uint32_t* shared = DynamicShared<uint32_t>();
+  const int tile = blockIdx.x, down = tile / p.by_col_tiles;
+  const int first_row = down * Tile::kRows;
+  const int first_col = (tile - down * (int)p.by_col_tiles.value) * Tile::kCols;
+  const Windows<Tile::kRows, kAligned> windows(p, first_row);
+  const int steps = (p.depth + kStep - 1) / kStep;
+  const auto load = [&](int step) {
+    uint32_t* stage = shared + step % kStages * Tile::kStageWords;
+    if (step < steps) {
+      windows.Load(stage, step * kStep);
+      LoadWeights<Tile::kCols>(p, stage + Tile::kRows * kStep / 4, first_col, step * kStep);
+    }
+    CloseCopies();
+  };
+  Sums<Tile> sums = {};
+#pragma unroll
+  for (int step = 0; step < kStages - 1; step++) load(step);
+  for (int step = 0; step < steps; step++) {
+    WaitForCopies<kStages - 2>();
+    __syncthreads();
+    load(step + kStages - 1);
+    const uint32_t* stage = shared + step % kStages * Tile::kStageWords;
+    MultiplyStage<Tile>(stage, stage + Tile::kRows * kStep / 4, sums);
+  }
+  Store<Tile>(p, sums, first_row, first_col, (uint8_t*)shared);
+}
+
+// ---- launchers ----
+
+template <class Tile, bool kAligned>
+void LaunchTiles(const char* op, Product p, DLStream stream) {
+  const int64_t across = CeilDiv(p.cols, Tile::kCols), down = CeilDiv(p.rows, Tile::kRows);
+  p.by_col_tiles = Divisor(across);
+  Launch(op, ProductKernel<Tile, kAligned>, (unsigned)(across * down), kProductThreads,
+         Tile::kNbytes, stream, p);
+}
+
+// Checks the operands of a product of windows, whose fields about images are set, and launches it.
+void Multiply(const char* op, Product p, const DLArray* w, const DLArray* bias,
+              const DLArray* multiplier, int64_t zero, int64_t low, int64_t high, DLArray* y,
+              DLStream stream) {
+  const int64_t n = Numel(bias), quads = CeilDiv(p.depth, kQuad), panels = CeilDiv(n, kPanel);
+  const bool packed = w->ndim == 3 && w->shape[0] == panels && w->shape[1] == quads &&
+                      w->shape[2] == kPanel * kQuad;
+  if (!packed || Numel(multiplier) != n || y->ndim < 1 || y->shape[y->ndim - 1] != n)
+    Fail("%s: weights %s do not take %ld inputs to %s", op, ShapeText(w).c_str(), (long)p.depth,
+         ShapeText(y).c_str());
+  if (!n || !Numel(y)) return;
+  if (Numel(y) / n > INT32_MAX / 2 || n > INT32_MAX / 2)
+    Fail("%s: %s has too many rows or columns", op, ShapeText(y).c_str());
+  const bool floats = y->dtype == DL_FLOAT32;
+  p.w = In<uint8_t>(op, w);
+  p.bias = In<int32_t>(op, bias);
+  p.multiplier = In(op, multiplier);
+  p.bytes = floats ? nullptr : Out<uint8_t>(op, y);
+  p.floats = floats ? Out(op, y) : nullptr;
+  p.rows = (int)(Numel(y) / n);
+  p.cols = (int)n;
+  p.quads = (int)quads;
+  p.panels = (int)panels;
+  p.zero = (int)zero;
+  p.low = (int)low;
+  p.high = (int)high;
+  p.aligned_out = n % 16 == 0 && Aligned16(y->data);
+  const bool aligned = p.channels % 16 == 0 && Aligned16(p.x);
+  const int64_t tiles = CeilDiv(n, Large::kCols) * CeilDiv(p.rows, Large::kRows);
+  if (!aligned)
+    LaunchTiles<Small, false>(op, p, stream);
+  else if (tiles < Multiprocessors(y->ctx.device_id))
+    LaunchTiles<Small, true>(op, p, stream);
+  else
+    LaunchTiles<Large, true>(op, p, stream);
+}
+
+void QuantizedMatMul(const DLArray* x, const DLArray* w, const DLArray* bias,
+                     const DLArray* multiplier, int64_t zero, int64_t low, int64_t high, DLArray* y,
+                     DLStream stream) {
+  const char* op = "quantized_matmul";
+  Enter(op, y, x, w, bias, multiplier);
+  if (x->ndim < 1 || x->shape[x->ndim - 1] > INT32_MAX / 2) Fail("%s: expected x (..., K)", op);
+  const int64_t k = x->shape[x->ndim - 1];
+  Product p = {};
+  p.x = In<uint8_t>(op, x);
+  p.in_h = p.in_w = p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = 1;
+  p.channels = p.depth = (int)k;
+  p.by_channels = Divisor(std::max<int64_t>(k, 1));
+  p.by_window_w = p.by_positions = p.by_width = Divisor(1);
+  Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
+}
+
+void QuantizedConv2d(const DLArray* x, const DLArray* w, const DLArray* bias,
+                     const DLArray* multiplier, Struct<WindowOptions> windows, int64_t pad,
+                     int64_t zero, int64_t low, int64_t high, DLArray* y, DLStream stream) {
+  const char* op = "quantized_conv2d";
+  Enter(op, y, x, w, bias, multiplier);
+  CheckNchw(op, x);
+  CheckNchw(op, y);
+  const int64_t *in = x->shape, *out = y->shape;
+  const HW size = windows->size, dilation = windows->dilation;
+  const int64_t depth = size.h * size.w * in[3];
+  if (size.h < 1 || size.w < 1 || dilation.h < 1 || dilation.w < 1 || in[0] != out[0] ||
+      Numel(x) > INT32_MAX || depth > INT32_MAX / 2)
+    Fail("%s: windows do not take %s to %s", op, ShapeText(x).c_str(), ShapeText(y).c_str());
+  const HW reach{in[1] + size.h * dilation.h, in[2] + size.w * dilation.w};
+  CheckAttributes(op, windows->stride, windows->before, reach, {out[1], out[2]});
+  Product p = {};
+  p.x = In<uint8_t>(op, x);
+  p.in_h = (int)in[1];
+  p.in_w = (int)in[2];
+  p.channels = (int)in[3];
+  p.depth = (int)depth;
+  p.stride_h = (int)windows->stride.h;
+  p.stride_w = (int)windows->stride.w;
+  p.pad_h = (int)windows->before.h;
+  p.pad_w = (int)windows->before.w;
+  p.dilation_h = (int)dilation.h;
+  p.dilation_w = (int)dilation.w;
+  p.pad = (unsigned)(pad & 255) * 0x01010101u;
+  p.by_channels = Divisor(std::max<int64_t>(in[3], 1));
+  p.by_window_w = Divisor(size.w);
+  p.by_positions = Divisor(std::max<int64_t>(out[1] * out[2], 1));
+  p.by_width = Divisor(std::max<int64_t>(out[2], 1));
+  Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
+}
+
+DLSYS_KERNEL(cuda, quantized_matmul, QuantizedMatMul);
+DLSYS_KERNEL(cuda, quantized_conv2d, QuantizedConv2d);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys
