@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
 from shared import measure
 
 # Of ResNet-50 at a batch of 128, as below, and how often each convolution is in it.
@@ -187,7 +188,7 @@ def _of_torch(shape: Any, direction: str) -> Iterator[Any]:
 
 
 def _tell_network(works: list[dict[str, Any]]) -> None:
-    """Prints what all convolutions of ResNet-50 take, by algorithm, where each has been measured."""
+    """Prints the time of all convolutions of ResNet-50, of each algorithm that computes them."""
     sums: dict[tuple[str, str], float] = {}
     terms: dict[tuple[str, str], int] = {}
     for work in works:

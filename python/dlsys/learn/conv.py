@@ -240,7 +240,8 @@ def _moved(at: np.ndarray, extents: tuple[int, ...]) -> np.ndarray:
     not, any.
     """
     n, c, h, w = np.unravel_index(np.minimum(at, np.prod(extents) - 1), extents)
-    return np.ravel_multi_index((n, h, w, c), [extents[k] for k in channels_last.LAST])
+    moved = np.ravel_multi_index((n, h, w, c), [extents[k] for k in channels_last.LAST])
+    return np.asarray(moved)
 
 
 # For an element of a result: the indices in row-major order of the factors of its terms in both
