@@ -42,21 +42,24 @@ class Correlation16 {
   using Layout = PixelLayout;
   static constexpr bool kAlongM = false, kAlongN = false, kHasEpilogue = false;
   static constexpr bool kFloatResult = false;
+  static constexpr int kProducers = 2;
 
   __device__ __forceinline__ Correlation16(const hopper::Params&, const Layout& layout,
                                            const hopper::TileOrigin& origin, int first)
       : layout_(layout), col_(origin.col + first), at_(layout.At(origin.row)) {}
 
+  template <bool kOfA, bool kOfB>
   __device__ __forceinline__ void Load(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                        int panel, uint32_t a, uint32_t b, uint32_t barrier) const {
     const int offset = panel / layout_.by_panels;
     const int c = (panel - offset * (int)layout_.by_panels.value) * kChannelsOfPanel;
     const int i = offset / layout_.by_kernel_w, j = offset - i * (int)layout_.by_kernel_w.value;
-    hopper::LoadPixels<false>(a, map_a, barrier, c, at_.w, at_.h, at_.n, j * layout_.kernel_step_w,
-                              i * layout_.kernel_step_h);
+    if (kOfA)
+      hopper::LoadPixels<false>(a, map_a, barrier, c, at_.w, at_.h, at_.n,
+                                j * layout_.kernel_step_w, i * layout_.kernel_step_h);
     const int in_filter =
         layout_.filter_first + i * layout_.filter_step_h + j * layout_.filter_step_w;
-    hopper::LoadBox<(T::kCluster > 1)>(b, map_b, barrier, c, in_filter, col_);
+    if (kOfB) hopper::LoadBox<(T::kCluster > 1)>(b, map_b, barrier, c, in_filter, col_);
   }
 
   static __device__ __forceinline__ void Store(const Layout& layout, const CUtensorMap* map,
@@ -83,6 +86,7 @@ class FilterGradient16 {
   using Layout = PixelLayout;
   static constexpr bool kAlongM = true, kAlongN = true, kHasEpilogue = false;
   static constexpr bool kFloatResult = true;
+  static constexpr int kProducers = 2;
 
   __device__ __forceinline__ FilterGradient16(const hopper::Params& params, const Layout& layout,
                                               const hopper::TileOrigin& origin, int first)
@@ -99,12 +103,15 @@ class FilterGradient16 {
     }
   }
 
+  template <bool kOfA, bool kOfB>
   __device__ __forceinline__ void Load(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                        int panel, uint32_t a, uint32_t b, uint32_t barrier) const {
     const int position = (first_panel_ + panel) * kPositions;
+    if (kSwapped ? kOfB : kOfA)
+      hopper::LoadPanel<E, true, kSwapped && kMulticast, kSwapped ? kRowsB : T::kTileM>(
+          kSwapped ? b : a, kSwapped ? map_b : map_a, barrier, filter_, position, 0);
+    if (!(kSwapped ? kOfA : kOfB)) return;
     const PixelLayout::Pixel at = layout_.At(position);
-    hopper::LoadPanel<E, true, kSwapped && kMulticast, kSwapped ? kRowsB : T::kTileM>(
-        kSwapped ? b : a, kSwapped ? map_b : map_a, barrier, filter_, position, 0);
 #pragma unroll
     for (int k = 0; k < kColumns; k++)
       hopper::LoadPixels<!kSwapped && kMulticast>(
