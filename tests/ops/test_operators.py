@@ -5,10 +5,11 @@ A row becomes a test method for each property, such as `NumpyOperators.test_sum_
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import unittest
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class Operators:
 
     ctx: Context | None = None
     dtypes: tuple[np.dtype, ...] = (FLOAT32,)
+    threaded = False
 
     def each_values(self, sample: Sample, case: Case) -> None:
         """Values, shape and dtype are those of the formula and of the declaration."""
@@ -106,16 +108,26 @@ class Operators:
 
     def each_bits(self, sample: Sample, case: Case) -> None:
         """Bits are the same every run, with memory shared or not, for any number of threads."""
-        expected = self.bits(sample, case)
-        before, settings.separate_arena = settings.separate_arena, True
+        with self.planned(separate=False, threads=2):
+            expected = self.bits(sample, case)
+        with self.planned(separate=True, threads=1):
+            self.assertEqual(self.bits(sample, case), expected, "buffers apart, one thread")
+        if self.threaded:
+            with self.planned(separate=False, threads=3):
+                self.assertEqual(self.bits(sample, case), expected, "3 threads")
+
+    @contextlib.contextmanager
+    def planned(self, *, separate: bool, threads: int) -> Iterator[None]:
+        """Plans have buffers that share memory or not, and on the CPU so many threads."""
+        before, settings.separate_arena = settings.separate_arena, separate
+        if self.threaded:
+            load().set_threads(threads)
         try:
-            self.assertEqual(self.bits(sample, case), expected, "sharing memory changes bits")
+            yield
         finally:
             settings.separate_arena = before
-        self.compare_threads(sample, case, expected)
-
-    def compare_threads(self, sample: Sample, case: Case, expected: list[bytes]) -> None:
-        """Only the CPU device has threads."""
+            if self.threaded:
+                load().set_threads(settings.threads)
 
     def bits(self, sample: Sample, case: Case) -> list[bytes]:
         """Output and gradients, from inputs that the operator may overwrite."""
@@ -354,21 +366,13 @@ class CpuOperators(NativeOperators, unittest.TestCase):
     """In all of their runs no kernel asks the allocator for anything."""
 
     ctx = ndarray.cpu(0)
+    threaded = True
 
     def setUp(self) -> None:
         counting = requests_of_kernels(self.ctx)
         requests = counting.__enter__()
         self.addCleanup(lambda: self.assertFalse(any(requests), requests))
         self.addCleanup(counting.__exit__, None, None, None)
-
-    def compare_threads(self, sample: Sample, case: Case, expected: list[bytes]) -> None:
-        library = load()
-        for threads in (1, 2, 3):
-            library.set_threads(threads)
-            try:
-                self.assertEqual(self.bits(sample, case), expected, f"{threads} threads")
-            finally:
-                library.set_threads(settings.threads)
 
 
 @require(ndarray.gpu(0))

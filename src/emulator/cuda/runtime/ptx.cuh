@@ -65,7 +65,7 @@ inline void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&su
   Factors mine;
   for (int k = 0; k < 4; k++) mine.a[k] = CutToTf32(a[k]);
   for (int k = 0; k < 2; k++) mine.b[k] = CutToTf32(b[k]);
-  const emulator::Slots slots = emulator::SlotsOfWarp();
+  const emulator::Slots slots = emulator::NextSlots();
   memcpy(slots[lane], &mine, sizeof mine);
   emulator::MeetWarp();
   for (int k = 0; k < 4; k++) {
@@ -76,7 +76,6 @@ inline void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&su
       sums[k] += left->a[row / 8 + d / 4 * 2] * right->b[d / 4];
     }
   }
-  emulator::MeetWarp();
 }
 
 template <class T>
@@ -96,7 +95,7 @@ void MultiplyAdd16Bit(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&su
   Factors mine;
   memcpy(mine.a, a, sizeof a);
   memcpy(mine.b, b, sizeof b);
-  const emulator::Slots slots = emulator::SlotsOfWarp();
+  const emulator::Slots slots = emulator::NextSlots();
   memcpy(slots[lane], &mine, sizeof mine);
   emulator::MeetWarp();
   for (int k = 0; k < 4; k++) {
@@ -107,13 +106,12 @@ void MultiplyAdd16Bit(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&su
       sums[k] += HalfOf<T>(left->a[row / 8 + d / 8 * 2], d % 2) * HalfOf<T>(right->b[d / 8], d % 2);
     }
   }
-  emulator::MeetWarp();
 }
 
 template <bool kTransposed>
 void LoadMatrices(const void* row, uint32_t (&words)[4]) {
   const int lane = emulator::Lane();
-  const emulator::Slots slots = emulator::SlotsOfWarp();
+  const emulator::Slots slots = emulator::NextSlots();
   memcpy(slots[lane], &row, sizeof row);
   emulator::MeetWarp();
   for (int k = 0; k < 4; k++) {
@@ -126,7 +124,7 @@ void LoadMatrices(const void* row, uint32_t (&words)[4]) {
     }
     words[k] = word;
   }
-  emulator::MeetWarp();
+  emulator::MeetWarp();  // what the lanes do to the rows comes behind this
 }
 
 inline unsigned CountUp(unsigned* count) { return atomicAdd(count, 1u); }
