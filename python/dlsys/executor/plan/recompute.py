@@ -108,7 +108,7 @@ class Activations:
     def __init__(self, order: Sequence[Node], fetches: Sequence[Node]) -> None:
         self._order, self._fetches = order, fetches
         self._late = _late(order)
-        self._waiting = _waiting(order, self._late)
+        self._backward = _backward_order(order, self._late)
         fixed = _fixed(order)
         fixed |= self._late | {storage_of(node) for node in fetches}
         read = {storage_of(x) for node in self._late for x in node.inputs}
@@ -137,7 +137,7 @@ class Activations:
         """
         again = Again(self._again - (self._stored - set(dropped)), self._late)
         order = [node for node in self._order if node not in self._late]
-        for node in [*(x for x in self._order if x in self._late - self._waiting), *self._fetches]:
+        for node in [*self._backward, *self._fetches]:
             if node in self._late and node not in again.of:
                 order += again.rewritten(node)
         fetches = [again.of.get(node, node) for node in self._fetches]
@@ -194,16 +194,49 @@ def _late(order: Sequence[Node]) -> set[Node]:
     return late
 
 
-def _waiting(order: Sequence[Node], late: Set[Node]) -> set[Node]:
-    """The late nodes that could run early, since they read nothing of backward: they run when
-    somebody reads them.
+def _backward_order(order: Sequence[Node], late: Set[Node]) -> list[Node]:
+    """The late nodes in their order, but for two kinds. What nothing of backward reads but updates,
+    such as gradients of weights, runs as soon as it can, since it ends the lives of activations.
+    What could run long before it is read, such as the derivative of an activation, is left out: it
+    runs when somebody reads it.
     """
-    waiting: set[Node] = set()
+    waiting = _early(order, late)
+    anchors = [node for node in order if node in late and node not in waiting]
+    steps = [node for node in anchors if is_step(node) and not node.op.writes]
+    read = {storage_of(x) for node in steps for x in node.inputs}
+    done = set(order) - set(anchors)
+    ends: dict[Node, list[Node]] = {}
+    for node in steps:
+        last = [x for x in node.inputs if x not in done]
+        if node not in read and len(last) == 1:
+            ends.setdefault(last[0], []).append(node)
+    moved = {node for found in ends.values() for node in found}
+    return [
+        one for node in anchors if node not in moved for one in (node, *ends.get(node, ()))
+    ]
+
+
+def _early(order: Sequence[Node], late: Set[Node]) -> set[Node]:
+    """The late nodes that read forward values alone, and could run before what their readers read
+    besides: all but the first of the backward pass.
+    """
+    depth: dict[Node, int] = {}
+    latest: dict[Node, int] = {}
     for node in order:
-        early = all(x not in late or (x in waiting and x.op.view) for x in node.inputs)
-        if node in late and early and not node.op.writes and node.op.outputs:
-            waiting.add(node)
-    return waiting
+        if node in late:
+            before = max((depth[x] for x in node.inputs if x in late), default=0)
+            depth[node] = before + is_step(node)
+    for node in reversed(order):
+        if node in late:
+            wanted = latest.setdefault(node, depth[node]) - is_step(node)
+            for x in node.inputs:
+                if x in late:
+                    latest[x] = min(latest.get(x, wanted), wanted)
+    early: set[Node] = set()
+    for node, steps in depth.items():
+        if latest[node] > steps and all(x not in late or x in early for x in node.inputs):
+            early.add(node)
+    return early
 
 
 def _fixed(order: Sequence[Node]) -> set[Node]:
