@@ -149,8 +149,9 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 // ---- the producer ----
 
 // A `Source` says how the panels of both operands are copied and where boxes of C go; its Layout is
-// what it needs beside the tensor maps. It begins at a tile. This one reads matrices, or batches of
-// them; that of convolutions is in conv/channels_last_hopper.cuh.
+// what it needs beside the tensor maps. It begins at a tile. Without kHasEpilogue there is a bias
+// at most. With two producers, one copies A and one B. This one reads matrices, or batches of them;
+// those of convolutions are in conv/channels_last_sources.cuh.
 
 // Copies a panel's rows [0, kRows) to shared memory: one box along K, else boxes of 128 bytes along
 // M or N.
@@ -172,22 +173,27 @@ class Matrices {
  public:
   struct Layout {};
   static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
+  static constexpr bool kFloatResult = sizeof(E) == 4;
+  static constexpr int kProducers = 1;
 
-  __device__ __forceinline__ Matrices(const Params& params, const Layout&, const TileOrigin& origin)
-      : params_(params), origin_(origin) {}
+  // `first` of a tile's rows of B are copied by another block.
+  __device__ __forceinline__ Matrices(const Params& params, const Layout&, const TileOrigin& origin,
+                                      int first)
+      : params_(params), origin_(origin), col_(origin.col + first) {}
 
-  // A panel to `a`, and this block's rows of B, from `first` on, to `b`.
+  // Copies a panel to `a` and `b`, or to one of them.
+  template <bool kOfA, bool kOfB>
   __device__ __forceinline__ void Load(const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                       int panel, int first, uint32_t a, uint32_t b,
-                                       uint32_t barrier) const {
+                                       int panel, uint32_t a, uint32_t b, uint32_t barrier) const {
     constexpr int kTileK = 128 / (int)sizeof(E);
     // The passes of 3xtf32: lower A by upper B, upper A by lower B, upper A by upper B.
     const int pass = panel / params_.k_panels, k = (panel - pass * params_.k_panels) * kTileK;
     const int z_a = params_.passes > 1 ? pass == 0 : origin_.z;
     const int z_b = params_.passes > 1 ? pass == 1 : origin_.z;
-    LoadPanel<E, kAlongM, false, T::kTileM>(a, map_a, barrier, origin_.row, k, z_a);
-    LoadPanel<E, kAlongN, (T::kCluster > 1), T::kTileN / T::kCluster>(b, map_b, barrier,
-                                                                      origin_.col + first, k, z_b);
+    if (kOfA) LoadPanel<E, kAlongM, false, T::kTileM>(a, map_a, barrier, origin_.row, k, z_a);
+    if (kOfB)
+      LoadPanel<E, kAlongN, (T::kCluster > 1), T::kTileN / T::kCluster>(b, map_b, barrier, col_, k,
+                                                                        z_b);
   }
 
   static __device__ __forceinline__ void Store(const Layout&, const CUtensorMap* map, uint32_t from,
@@ -198,9 +204,10 @@ class Matrices {
  private:
   const Params& params_;
   const TileOrigin& origin_;
+  const int col_;
 };
 
-template <class T, class Source>
+template <class T, class Source, bool kOfA, bool kOfB>
 __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                         const Params& params, const typename Source::Layout& layout,
                                         uint32_t memory, uint32_t full, uint32_t empty) {
@@ -210,12 +217,13 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
   Segments<T> segments(params);
   for (Segment segment; segments.Next(segment);) {
     const TileOrigin origin = OriginOf<T>(params, segment.tile, rank);
-    const Source source(params, layout, origin);
+    const Source source(params, layout, origin, first);
     for (int panel = segment.begin; panel < segment.end; panel++, at.Advance()) {
       const uint32_t a = memory + at.stage * T::kStageNbytes, barrier = full + at.stage * 8;
       WaitForPhase(empty + at.stage * 8, at.parity ^ 1);
-      ArriveExpecting(barrier, T::kStageNbytes);
-      source.Load(map_a, map_b, panel, first, a, a + T::kPanelA + first * T::kRowNbytes, barrier);
+      if (kOfA) ArriveExpecting(barrier, T::kStageNbytes);
+      source.template Load<kOfA, kOfB>(map_a, map_b, panel, a,
+                                       a + T::kPanelA + first * T::kRowNbytes, barrier);
     }
   }
 }
@@ -775,6 +783,7 @@ template <class E, class T, class Source, bool kExact>
 __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensorMap* map_other,
                                         const Params& params, const typename Source::Layout& layout,
                                         unsigned char* shared, uint32_t full, uint32_t empty) {
+  using R = std::conditional_t<Source::kFloatResult, float, E>;  // of C
   const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int part = T::kPingPong ? 0 : consumer, first_row = part * T::kRows;  // of a tile
   const uint32_t rank = ClusterRankOf<T>(), memory = SharedAddress(shared);
@@ -789,10 +798,10 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   // Under ping-pong a consumer waits for its turn: it may not be two phases of a stage ahead.
   constexpr int kTurn = 1 + T::kConsumers;
   if (T::kPingPong && consumer == 1) ArriveThreads(kTurn, 256);
-  Boxes<E, T, Source> boxes =
-      BoxesOf<E, T, Source>(params, layout, shared, empty, threadIdx.x / 32);
+  Boxes<R, T, Source> boxes =
+      BoxesOf<R, T, Source>(params, layout, shared, empty, threadIdx.x / 32);
   Accumulators<T> d;
-  Pair<E> bias[T::kBlocks];
+  Pair<R> bias[T::kBlocks];
   RingPosition<T::kStages> at;
   Segments<T> segments(params);
   Segment segment, next;
@@ -809,7 +818,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     const bool in_boxes = IsInBoxes(params, segment);
     if (in_boxes) {
       boxes.Begin(origin, map_other);
-      if (params.bias) ReadBias<E, T>(bias, params, origin.col);
+      if (params.bias) ReadBias<R, T>(bias, params, origin.col);
     }
     if (T::kPingPong) SyncThreads(kTurn + consumer, 256);
     const auto issued = [&] {
@@ -822,12 +831,12 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
                                                              release, issued);
     if (in_boxes) {
       if (segment.splits > 1) AddPartials<T>(d, params, segment, rank, part, consumer);
-      StoreTile<E, T, Source>(d, bias, boxes, params, map_c, map_other);
+      StoreTile<R, T, Source>(d, bias, boxes, params, map_c, map_other);
       continue;
     }
     WritePartial<T>(d, params, segment, rank, part, consumer);
     if (segment.splits == 1)
-      StoreSlice<E, T, Source::kHasEpilogue>(params, segment, origin, rank, part, consumer);
+      StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin, rank, part, consumer);
   }
   WaitForStores();
   // A cluster has written its splits before it waits for others': the first split of a tile is the
@@ -836,7 +845,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   for (int turn = 0; again.Next(segment) && segment.tile < params.split_tiles; turn++) {
     const bool is_own = !T::kPingPong || turn % 2 == consumer;
     if (is_own && segment.splits > 1 && !(params.in_boxes && segment.splits <= kMostOwned))
-      StoreSlice<E, T, Source::kHasEpilogue>(params, segment, origin_of(segment), rank, part,
+      StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin_of(segment), rank, part,
                                              consumer);
   }
 }
@@ -868,12 +877,20 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
   GridDependencySynchronize();
   if (threadIdx.x / 128 == T::kConsumers) {
     ReduceRegisters<kHelps ? 104 : 40>();
-    if (threadIdx.x == T::kConsumers * 128)
-      Produce<T, Source>(&map_a, &map_b, params, layout, SharedAddress(shared), full, empty);
+    const auto produce = [&](auto of_a, auto of_b) {
+      Produce<T, Source, decltype(of_a)::value, decltype(of_b)::value>(
+          &map_a, &map_b, params, layout, SharedAddress(shared), full, empty);
+    };
+    const int warp = threadIdx.x / 32 - T::kConsumers * 4, lane = threadIdx.x % 32;
+    if constexpr (Source::kProducers == 1) {
+      if (warp == 0 && lane == 0) produce(std::true_type(), std::true_type());
+    } else {
+      if (warp == 0 && lane == 0) produce(std::true_type(), std::false_type());
+      if (warp == 1 && lane == 0) produce(std::false_type(), std::true_type());
+    }
     if constexpr (kHelps)
-      if (threadIdx.x >= T::kConsumers * 128 + 32 && params.gradient > 1)
-        Help<E, T, Source, 3>(params, layout, shared, empty,
-                              threadIdx.x / 32 - T::kConsumers * 4 - 1);
+      if (warp >= 1 && params.gradient > 1)
+        Help<E, T, Source, 3>(params, layout, shared, empty, warp - 1);
   } else {
     RaiseRegisters<kHelps ? 200 : 232>();
     Consume<E, T, Source, kExact>(&map_c, &map_other, params, layout, shared, full, empty);
