@@ -343,8 +343,7 @@ using Result = std::conditional_t<kTf32<E>, Rows, CUtensorMap>;
 // `number` is of the warpgroup's barrier.
 template <class E, int kColumns>
 __device__ __forceinline__ void StoreRows(const float (&d)[kColumns][4], const CUtensorMap* map,
-                                          uint32_t staging, int row, const Head& head,
-                                          int number) {
+                                          uint32_t staging, int row, const Head& head, int number) {
   const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const int r = thread / 32 * 16 + l % 16;  // of the row whose address this lane gives
   if (thread == 0) WaitForStoresReads();
