@@ -50,15 +50,25 @@ class Operators:
     def each_values(self, sample: Sample, case: Case) -> None:
         """Values, shape and dtype are those of the formula and of the declaration."""
         arrays = make_arrays(sample, case)
-        for dtype in self.dtypes:
-            self.compare(sample, case, Use(sample, case, in_dtype(arrays, dtype)), arrays)
+        uses = [Use(sample, case, in_dtype(arrays, dtype)) for dtype in self.dtypes]
+        self.compare(sample, case, uses, arrays)
 
-    def compare(self, sample: Sample, case: Case, use: Use, arrays: Sequence[np.ndarray]) -> None:
-        results = use.run(self.ctx)
+    def compare(
+        self, sample: Sample, case: Case, uses: Sequence[Use], arrays: Sequence[np.ndarray]
+    ) -> None:
         expected = apply_formula(sample.reference, case, arrays)
         scales = (
-            apply_formula(sample.scale, case, arrays) if sample.scale else map(np.abs, expected)
+            apply_formula(sample.scale, case, arrays)
+            if sample.scale
+            else [np.abs(values) for values in expected]
         )
+        for use in uses:
+            self.compare_with(sample, use, expected, scales)
+
+    def compare_with(
+        self, sample: Sample, use: Use, expected: Sequence[np.ndarray], scales: Sequence[Any]
+    ) -> None:
+        results = use.run(self.ctx)
         if not use.parameters:
             spec = use.node.spec
             narrowed = self.ctx is not None and spec.dtype == FLOAT64
@@ -104,17 +114,19 @@ class Operators:
                     continue
                 with self.subTest(input=k, special=special, shapes=case.shapes):
                     arrays[k].flat[int(np.prod(shape)) // 2] = special
-                    self.compare(sample, case, Use(sample, case, in_dtype(arrays, FLOAT32)), arrays)
+                    use = Use(sample, case, in_dtype(arrays, FLOAT32))
+                    self.compare(sample, case, [use], arrays)
 
     def each_bits(self, sample: Sample, case: Case) -> None:
         """Bits are the same every run, with memory shared or not, for any number of threads."""
+        bits = self.bits(sample, case)
         with self.planned(separate=False, threads=2):
-            expected = self.bits(sample, case)
+            expected = bits()
         with self.planned(separate=True, threads=1):
-            self.assertEqual(self.bits(sample, case), expected, "buffers apart, one thread")
+            self.assertEqual(bits(), expected, "buffers apart, one thread")
         if self.threaded:
             with self.planned(separate=False, threads=3):
-                self.assertEqual(self.bits(sample, case), expected, "3 threads")
+                self.assertEqual(bits(), expected, "3 threads")
 
     @contextlib.contextmanager
     def planned(self, *, separate: bool, threads: int) -> Iterator[None]:
@@ -129,20 +141,30 @@ class Operators:
             if self.threaded:
                 load().set_threads(settings.threads)
 
-    def bits(self, sample: Sample, case: Case) -> list[bytes]:
-        """Output and gradients, from inputs that the operator may overwrite."""
+    def bits(self, sample: Sample, case: Case) -> Callable[[], list[bytes]]:
+        """Plans anew each time, and gives output and gradients of two runs that agree, from inputs
+        that the operator may overwrite; or else of one run, where it is an update.
+        """
         if sample.states or sample.differentiable == () or not case.shapes:
-            use = Use(sample, case, in_dtype(make_arrays(sample, case), FLOAT32))
-            return [x.tobytes() for x in use.run(self.ctx)]
+
+            def updated() -> list[bytes]:
+                use = Use(sample, case, in_dtype(make_arrays(sample, case), FLOAT32))
+                return [x.tobytes() for x in use.run(self.ctx)]
+
+            return updated
         graph = Gradients(sample, case, FLOAT32, wrap=lambda x: ad.neg_op(ad.neg_op(x)))
         fetches = [ad.reshape_op(graph.node, (-1,))]
         if case.size <= LARGE:
             fetches += graph.gradients
-        executor = ad.Executor(fetches, self.ctx)
-        feeds = graph.feeds_of(executor, graph.arrays)
-        first, second = (self.first_run(executor, feeds) for _ in range(2))
-        self.assertEqual(first, second, "two runs differ")
-        return first
+
+        def bits() -> list[bytes]:
+            executor = ad.Executor(fetches, self.ctx)
+            feeds = graph.feeds_of(executor, graph.arrays)
+            first, second = (self.first_run(executor, feeds) for _ in range(2))
+            self.assertEqual(first, second, "two runs differ")
+            return first
+
+        return bits
 
     def first_run(self, executor: ad.Executor, feeds: Mapping[Any, Any]) -> list[bytes]:
         executor.draws = 0
@@ -159,7 +181,7 @@ class Operators:
                 rng = generator(sample, case)
                 arrays = [rng.integers(1, 5, shape).astype(dtype) for shape in case.shapes]
                 use = Use(sample, case, arrays)
-                self.compare(sample, case, use, [x.astype(np.float64) for x in arrays])
+                self.compare(sample, case, [use], [x.astype(np.float64) for x in arrays])
                 if sample.integers != "moved":
                     self.assertEqual(use.node.spec.dtype.kind, "i" if same else "f")
 
@@ -171,7 +193,7 @@ class Operators:
             arrays[k] = generator(sample, case).integers(1, 5, arrays[k].shape)
             use = Use(sample, case, arrays)
             self.assertEqual(use.node.spec.dtype, FLOAT32)
-            self.compare(sample, case, use, [x.astype(np.float64) for x in arrays])
+            self.compare(sample, case, [use], [x.astype(np.float64) for x in arrays])
 
     def check_refusals(self, sample: Sample) -> None:
         """Inputs that do not fit are refused when the node is made, or else when it runs."""

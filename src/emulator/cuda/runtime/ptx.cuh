@@ -16,10 +16,15 @@ inline void StoreQuad(float* shared, float x, float y, float z, float w) {
   *(float4*)shared = make_float4(x, y, z, w);
 }
 
+inline void StoreQuadTo(float* p, float x, float y, float z, float w) {
+  *(float4*)p = make_float4(x, y, z, w);
+}
+
 inline float ByteToFloat(unsigned word, int k) { return (float)(word >> 8 * k & 255); }
 
 inline float WithoutSubnormals(float x) { return fabsf(x) < 1.17549435e-38f ? 0.f : x; }
 inline float ExpTwo(float x) { return WithoutSubnormals(exp2f(x)); }
+inline float LogTwo(float x) { return log2f(WithoutSubnormals(x)); }
 inline float Reciprocal(float x) { return WithoutSubnormals(1.f / x); }
 
 inline void CopyAsync16(float* shared, const float* p, bool valid) {
