@@ -62,6 +62,7 @@ KERNELS = [
 POINTWISE: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((3, 72, 14, 13, 136, 1), {}),
     ((1, 264, 7, 7, 8, 1), {}),
+    ((1, 264, 2, 2, 264, 1), {}),  # a filter of more parts than blocks that add them
 )
 
 
