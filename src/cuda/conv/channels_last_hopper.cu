@@ -18,6 +18,7 @@ namespace channels_last {
 namespace {
 
 using hopper::Config;
+using hopper::kRowsOfBox;
 using hopper::Tiling;
 
 // ---- filters ----
@@ -317,7 +318,7 @@ static_assert(std::tuple_size_v<Tilings> == std::size(kTimes));
 // The fastest by `us(tiling)`, a Config.
 template <class Estimate>
 Config Fastest(const Call& at, const Estimate& estimate) {
-  Config best{0, 0, 1, 1e30};
+  Config best{0, 0, 0, 1e30};
   for (int k = 0; k < (int)std::size(kTimes); k++) {
     if (at.tiling >= 0 && at.tiling != k) continue;
     const Config other = estimate(k);
@@ -326,7 +327,8 @@ Config Fastest(const Call& at, const Estimate& estimate) {
   return best;
 }
 
-// Of a product whose every tile is summed in so many equal parts, which are added behind it.
+// Of a product whose every tile is summed in as many equal parts as there are workers, which are
+// added behind it.
 Config InParts(const hopper::TileTime& time, const hopper::Extents& of, int multiprocessors,
                int index) {
   constexpr int64_t kLeastPanels = 4, kMostWaves = 2;
@@ -375,7 +377,7 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
   params.m = (int)(c.images * c.Positions()), params.n = (int)c.out_channels, params.batch = 1;
   params.k_panels = (int)(c.KernelSize() * PanelsOf(c.in_channels)), params.passes = 1;
   params.c = out, params.bias = bias;
-  params.aligned = Aligned16(bias);
+  params.aligned = Aligned16(bias), params.in_boxes = true;
   const hopper::Extents extents{params.m, params.n, params.k_panels, 1};
   const Config config = Fastest(at, [&](int k) {
     return hopper::Estimated(kTimes[k], extents, Multiprocessors(at.ctx.device_id), k,
@@ -397,8 +399,8 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
         PixelMap(at.op, kDtype<T>, x, images, Tile::kTileM),
         ArrayMap<3>(at.op, kDtype<T>, filter, {c.in_channels, Size(kernel), c.out_channels},
                     {c.in_channels, c.in_channels * Size(kernel)}, box),
-        layout.as_pixels ? PixelMap(at.op, kDtype<T>, first, results, Tile::kRows)
-                         : RowsMap<T>(at, out, params.n, params.m, Tile::kRows),
+        layout.as_pixels ? PixelMap(at.op, kDtype<T>, first, results, kRowsOfBox)
+                         : RowsMap<T>(at, out, params.n, params.m, kRowsOfBox),
         CUtensorMap{}};
     hopper::LaunchTiles<T, Tile, Correlation16<T, Tile>, false>(at.op, at.ctx, config, maps, params,
                                                                 layout, at.stream);
@@ -443,9 +445,9 @@ void MultiplyByPixels(const Call& at, const Conv& c, const Config& config, const
   const int64_t cols = Size(c.kernel) * PanelsOf(c.c) * kChannelsOfPanel;
   hopper::Params params{};
   params.m = (int)(kSwapped ? cols : c.o), params.n = (int)(kSwapped ? c.o : cols);
-  params.batch = config.splits, params.passes = 1;
-  params.k_panels = (int)CeilDiv(CeilDiv(positions, kChannelsOfPanel), config.splits);
-  params.c = parts, params.aligned = true;
+  params.batch = config.workers, params.passes = 1;
+  params.k_panels = (int)CeilDiv(CeilDiv(positions, kChannelsOfPanel), config.workers);
+  params.c = parts, params.aligned = params.in_boxes = true;
   const PixelMapShape images{
       {c.c, c.in.w, c.in.h, c.n}, strides, axes.w.positions, axes.h.positions};
   WithTiling(config, [&](auto tiling) {
@@ -454,7 +456,7 @@ void MultiplyByPixels(const Call& at, const Conv& c, const Config& config, const
     const CUtensorMap rows = RowsMap<T>(at, dy, c.o, positions, kChannelsOfPanel);
     const hopper::Maps maps{kSwapped ? pixels : rows, kSwapped ? rows : pixels, {}, {}};
     hopper::LaunchTiles<T, Tile, FilterGradient16<T, Tile, kSwapped>, false>(
-        at.op, at.ctx, {config.index, 0, 1, 0}, maps, params, layout, at.stream);
+        at.op, at.ctx, {config.index, 0, 0, 0}, maps, params, layout, at.stream);
   });
 }
 
@@ -472,12 +474,12 @@ void GradientInParts(const Call& at, const Conv& c, const T* x,
   const Config plain = best(c.o, cols), swapped = best(cols, c.o);
   const bool is_swapped = swapped.us < plain.us;
   const Config& config = is_swapped ? swapped : plain;
-  const Scratch parts(at.ctx, config.splits * c.o * cols * (int64_t)sizeof(float), at.stream);
+  const Scratch parts(at.ctx, config.workers * c.o * cols * (int64_t)sizeof(float), at.stream);
   if (is_swapped)
     MultiplyByPixels<T, true>(at, c, config, x, strides, dy, parts.floats());
   else
     MultiplyByPixels<T, false>(at, c, config, x, strides, dy, parts.floats());
-  AddParts(at, c, config.splits, pitch, is_swapped, parts.floats(), df);
+  AddParts(at, c, config.workers, pitch, is_swapped, parts.floats(), df);
 }
 
 const char* MapError(const Ahead& h, const Ahead& w, int64_t n, HW image, int64_t channels) {

@@ -17,14 +17,23 @@ HopperGemm ForHopper(const Gemm& p, int64_t batch = 1) {
   gemm.bias = p.epilogue.bias, gemm.side = p.epilogue.side;
   gemm.activation = p.epilogue.activation, gemm.gradient = p.epilogue.gradient;
   gemm.before = p.epilogue.before;
+  gemm.sums = p.sums, gemm.sums_of_a = p.sums_of_a;
   return gemm;
 }
+
+// An activation that its kernels have no code for is applied behind the product, in float32.
+bool IsInTwoSteps(const Gemm& p) { return !HopperHasFunction(ForHopper(p)); }
+HopperGemm WithoutEpilogue(Gemm p) {
+  p.epilogue = {};
+  return ForHopper(p);
+}
+HopperGemm FirstStep(const Gemm& p) { return IsInTwoSteps(p) ? WithoutEpilogue(p) : ForHopper(p); }
 
 const char* Refusal(const Gemm& p) {
   if (p.u8 != U8Operand::kNone) return RefusalOfU8(p);
   if (!p.IsNarrow() && p.precision == Precision::kFp32)
     return "it multiplies float32 at tf32 or 3xtf32, and the precision is fp32";
-  const char* error = HopperError(ForHopper(p));
+  const char* error = HopperError(FirstStep(p));
   return *error ? error : nullptr;
 }
 
@@ -41,14 +50,28 @@ bool Fits(const Gemm& p, int variant) { return p.k > 0 && HopperFits(ForHopper(p
 
 void Run(const char* op, const Gemm& p, int variant, DLStream stream) {
   if (p.k == 0) return RunOwnGemm(op, p, stream);
-  RunHopperGemm(op, ForHopper(p), stream, variant);
-  if (p.sums) RunOperandSums(op, p, stream);
+  if (p.IsNarrow() && IsInTwoSteps(p)) {
+    const InFloat32 floats(op, p, stream);
+    Run(op, floats.get(), variant, stream);
+    return floats.StoreResult();
+  }
+  RunHopperGemm(op, FirstStep(p), stream, variant);
+  if (IsInTwoSteps(p)) {
+    Gemm rest = p;
+    if (HopperMakesSums(FirstStep(p))) rest.sums = nullptr;
+    return RunEpilogueAndSums(op, rest, stream);
+  }
+  if (p.sums && !HopperMakesSums(ForHopper(p))) RunOperandSums(op, p, stream);
 }
 
 }  // namespace
 
 double HopperUs(const Gemm& p) {
-  return Refusal(p) || p.k == 0 ? INFINITY : HopperEstimateUs(ForHopper(p));
+  constexpr double kKernelUs = 3.5, kNbytesUs = 3e6;  // of a separate epilogue
+  const bool two_steps = !Refusal(p) && IsInTwoSteps(p);
+  if (Refusal(p) || p.k == 0 || (two_steps && p.IsNarrow())) return INFINITY;
+  const double nbytes = (p.epilogue.side ? 12. : 8.) * (double)p.m * (double)p.n;
+  return HopperEstimateUs(FirstStep(p)) + (two_steps ? kKernelUs + nbytes / kNbytesUs : 0);
 }
 
 bool StoresBothOnHopper(const Gemm& p) {

@@ -25,6 +25,8 @@ struct HopperGemm {
   const void *bias = nullptr, *side = nullptr;  // (n), and of C's shape
   int activation = 0, gradient = 0;             // codes of math/epilogue.h
   void* before = nullptr;  // of C's shape: C before its activation, where HopperStoresBoth
+  float* sums = nullptr;   // over k of op(A), (m), or of op(B), (n), where HopperMakesSums
+  bool sums_of_a = false;
 };
 
 // Why a device runs none, or "".
@@ -34,12 +36,17 @@ const char* HopperError(const HopperGemm& gemm);
 // Runs it; operands that TMA cannot read as they lie are copied first. `tiling` is an index of
 // HopperTilings, -1 leaves it to the cost model.
 void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int tiling = -1);
+// True where it makes the sums that it is asked for: of float32 that it transposes.
+bool HopperMakesSums(const HopperGemm& gemm);
 // True where it can store C before its activation too.
 bool HopperStoresBoth(const HopperGemm& gemm);
+// True where it has code for the activation or gradient: relu and its gradient, and but for 3xtf32,
+// whose results they are not exact enough for, the functions of fast_functions.cuh.
+bool HopperHasFunction(const HopperGemm& gemm);
 // Estimated time in microseconds, on an H200, of one that can.
 double HopperEstimateUs(const HopperGemm& gemm);
 
-constexpr int kHopperTilings = 4;
+constexpr int kHopperTilings = 5;
 std::vector<std::string> HopperTilings();
 bool HopperFits(const HopperGemm& gemm, int tiling);
 

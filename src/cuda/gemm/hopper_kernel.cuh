@@ -24,13 +24,16 @@ namespace dlsys {
 namespace cuda {
 namespace hopper {
 
-// A tile of 64 WarpgroupM or, where consumers cooperate, twice as many rows, and TileN columns. Of
-// C, StagingN columns of a consumer are on their way to global memory at a time.
-template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN>
+// A tile of 64 WarpgroupM or, where consumers cooperate, twice as many rows, and TileN columns.
+// What a consumer's epilogue reads and writes goes through StagingN columns of 16 bits in shared
+// memory.
+template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN,
+          bool OfGradients = false>
 struct Tiling {
   static constexpr int kWarpgroupM = WarpgroupM, kTileN = TileN, kCluster = Cluster;
-  static constexpr bool kPingPong = PingPong;
   static constexpr int kStages = Stages, kStagingN = StagingN;
+  static constexpr bool kPingPong = PingPong;
+  static constexpr bool kOfGradients = OfGradients;  // alone, of epilogues with a function
   static constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = WarpgroupM * 64;  // of a consumer
   static constexpr int kTileM = PingPong ? kRows : kConsumers * kRows;
@@ -40,7 +43,9 @@ struct Tiling {
   static constexpr int kRowNbytes = 128;                    // of a panel in shared memory, swizzled
   static constexpr int kPanelA = kTileM * kRowNbytes, kPanelB = TileN * kRowNbytes;
   static constexpr int kStageNbytes = kPanelA + kPanelB;
-  static constexpr int kStagingNbytes = kRows * StagingN * 2;
+  static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
+  static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
+  static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
   static constexpr int kSharedNbytes =
       kAlignment + Stages * kStageNbytes + kConsumers * kStagingNbytes;
@@ -52,49 +57,79 @@ struct Params {
   int m, n, batch;
   int k_panels, passes;            // panels along K, and how often it runs over them
   int row_tiles, col_tiles, band;  // row tiles count clusters; a band of them shares columns in L2
-  int split_tiles, splits;         // the first tiles are cut into parts along K
-  float4* partial;                 // of the parts
-  unsigned* arrivals;              // zeros, by tile, block of the cluster and consumer
+  // The first tiles, one behind the other along K, are cut into as many equal shares as there are
+  // workers: so many of the clusters. Where a worker begins repeats every so many tiles, by groups.
+  int split_tiles, workers, groups;
+  float4* partial;     // of the parts of tiles
+  unsigned* arrivals;  // zeros, by tile, block of the cluster and consumer
   void* c;
   void* before;             // of C's shape: C before its activation, or null
   const void *bias, *side;  // (n), and of C's shape; or null
   int activation, gradient;
-  bool in_registers;  // the epilogue is nothing, or of few instructions, and C is stored at once
-  bool aligned;       // rows of C, bias and side are at multiples of four elements
+  fast::Gate gate;  // of the activation or gradient, where it is one
+  bool aligned;     // rows of C, before, bias and side are at multiples of four elements
+  bool in_boxes;    // and, of 16 bits, those of results where TMA can write them
 };
 
-// Where a cluster works: panels [begin, end) of a tile, as one of its splits.
+// Where a cluster works: panels [begin, end) of a tile, as one of its splits, which is at `slot` in
+// the memory of parts.
 struct Segment {
-  int tile, begin, end, split;
+  int tile, begin, end, split, splits, slot;
 };
 
-// The segments of a cluster: every so-many-th of those of all tiles. Clusters that run together
-// work at the same K, and so share panels in L2.
+// The segments of a cluster: its share of the tiles that are split, then every so-many-th of those
+// that are not. Clusters that run together work at the same K, or at as few as may be, and so share
+// panels in L2.
 template <class T>
 class Segments {
  public:
   __device__ __forceinline__ explicit Segments(const Params& params)
-      : params_(params), index_(blockIdx.x / T::kCluster) {}
+      : params_(params),
+        panels_(params.k_panels * params.passes),
+        cluster_(blockIdx.x / T::kCluster),
+        whole_(params.split_tiles + cluster_),
+        at_(ShareOf(cluster_)),
+        end_(ShareOf(cluster_ + 1)) {}
 
   __device__ __forceinline__ bool Next(Segment& segment) {
-    const int panels = params_.k_panels * params_.passes;
-    const int split_segments = params_.split_tiles * params_.splits;
-    const int index = index_;
-    index_ += gridDim.x / T::kCluster;
-    if (index < split_segments) {
-      const int split = index / params_.split_tiles;
-      segment = {index - split * params_.split_tiles, panels * split / params_.splits,
-                 panels * (split + 1) / params_.splits, split};
+    if (at_ < end_) {
+      const int position = at_ / panels_, in_chain = params_.split_tiles / params_.groups;
+      const int first_panel = position * panels_;
+      const int begin = at_ - first_panel;
+      const int end = min(panels_, begin + end_ - at_);
+      const int first = WorkerAt(first_panel), last = WorkerAt(first_panel + panels_ - 1);
+      segment = {position % in_chain * params_.groups + position / in_chain,
+                 begin,
+                 end,
+                 cluster_ - first,
+                 last - first + 1,
+                 cluster_ + position};
+      at_ += end - begin;
       return true;
     }
-    segment = {index - split_segments + params_.split_tiles, 0, panels, 0};
+    segment = {whole_, 0, panels_, 0, 1, params_.workers + params_.split_tiles + cluster_};
+    whole_ += gridDim.x / T::kCluster;
     return segment.tile < params_.row_tiles * params_.col_tiles * params_.batch;
   }
 
  private:
+  __device__ __forceinline__ int ShareOf(int cluster) const {
+    const int panels = params_.split_tiles * panels_;
+    return cluster < params_.workers ? panels * cluster / params_.workers : panels;
+  }
+  __device__ __forceinline__ int WorkerAt(int panel) const {
+    return ((panel + 1) * params_.workers - 1) / (params_.split_tiles * panels_);
+  }
+
   const Params& params_;
-  int index_;
+  int panels_, cluster_, whole_;
+  int at_, end_;
 };
+
+template <class T>
+__device__ __forceinline__ uint32_t ClusterRankOf() {
+  return T::kCluster > 1 ? ClusterRank() : 0;
+}
 
 // The first row and column of this block's tile, and its batch. Tiles go down the rows of a band,
 // then to the next column.
@@ -176,7 +211,7 @@ template <class T, class Source, bool kOfA, bool kOfB>
 __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                         const Params& params, const typename Source::Layout& layout,
                                         uint32_t memory, uint32_t full, uint32_t empty) {
-  const uint32_t rank = T::kCluster > 1 ? ClusterRank() : 0;
+  const uint32_t rank = ClusterRankOf<T>();
   const int first = (int)rank * (T::kTileN / T::kCluster);
   RingPosition<T::kStages> at;
   Segments<T> segments(params);
@@ -199,11 +234,12 @@ template <class T>
 using Accumulators = float[T::kWarpgroupM][T::kBlocks][4];
 
 // Adds the products of `count` panels, first into zeros. Each stage is released as soon as the
-// products that read it are done.
-template <class E, class T, bool kAlongM, bool kAlongN, class Release>
+// products that read it are done; `issued` is called when all are under way.
+template <class E, class T, bool kAlongM, bool kAlongN, class Release, class Issued>
 __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, uint32_t memory,
                                                uint32_t full, int first_row,
-                                               RingPosition<T::kStages>& at, Release&& release) {
+                                               RingPosition<T::kStages>& at, Release&& release,
+                                               Issued&& issued) {
   constexpr int kAcross = 128 / (int)sizeof(E) * T::kRowNbytes;  // a column of boxes
   int previous = 0;
   for (int panel = 0; panel < count; panel++, at.Advance()) {
@@ -228,6 +264,7 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, ui
     if (panel > 0) release(previous);
     previous = at.stage;
   }
+  issued();
   WaitForProducts<0>();
   release(previous);
 }
@@ -248,7 +285,7 @@ __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int
   for (int panel = 0; panel < count; panel += kPanels) {
     Accumulators<T> d;
     MultiplyPanels<E, T, false, false>(d, min(kPanels, count - panel), memory, full, first_row, at,
-                                       release);
+                                       release, [] {});
 #pragma unroll
     for (int q = 0; q < T::kWarpgroupM * T::kBlocks; q++) {
       float (&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
@@ -258,350 +295,335 @@ __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int
   }
 }
 
-// Stores a consumer's part of a tile of C as it is: through shared memory, in boxes of 64 columns.
-template <class E, class T, class Source>
-__device__ __forceinline__ void StoreBoxes(const Accumulators<T>& d, const CUtensorMap* map_c,
-                                           const typename Source::Layout& layout, uint32_t staging,
-                                           int row, int col, int z, int consumer) {
-  const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
-  const int r = thread / 32 * 16 + l % 16;  // of the row whose address this lane gives
-#pragma unroll
-  for (int first = 0; first < T::kBlocks; first += T::kStagingN / 8) {
-    if (thread == 0) WaitForStoresReads();
-    SyncThreads(1 + consumer, 128);
-#pragma unroll
-    for (int i = 0; i < T::kWarpgroupM; i++) {
-#pragma unroll
-      for (int j = first; j < first + T::kStagingN / 8; j += 2) {
-        const float (&x)[4] = d[i][j], (&y)[4] = d[i][j + 1];
-        const int chunk = j - first + l / 16, box = chunk / 8 * T::kWarpgroupM + i;
-        StoreMatrices(
-            staging + box * 64 * T::kRowNbytes + r * T::kRowNbytes + ((chunk % 8 ^ r % 8) * 16),
-            {Packed<E>(x[0], x[1]), Packed<E>(x[2], x[3]), Packed<E>(y[0], y[1]),
-             Packed<E>(y[2], y[3])});
-      }
-    }
-    LetBulkFollow();
-    SyncThreads(1 + consumer, 128);
-    if (thread == 0) {
-#pragma unroll
-      for (int box = 0; box < T::kStagingN / 64; box++)
-        Source::Store(layout, map_c, staging + box * T::kRows * T::kRowNbytes, row,
-                      col + (first + box * 8) * 8, z);
-      CloseStores();
-    }
-  }
-}
+// ---- the epilogue ----
 
-// Calls f with the epilogue's function of an element of side and one of C. All code is inlined, for
-// a call would make the compiler wait after each wgmma, so f is a loop and no loop body.
-template <class F>
-__device__ __forceinline__ void WithFunction(const Params& params, F&& f) {
-#define DLSYS_CASE(code, F)                       \
-  case code:                                      \
-    f([](float, float x) { return fn::F{}(x); }); \
-    return;
-  switch (params.activation) { DLSYS_ACTIVATIONS(DLSYS_CASE) }
-#undef DLSYS_CASE
-#define DLSYS_CASE(code, F)                                  \
-  case code:                                                 \
-    f([](float side, float x) { return fn::F{}(side, x); }); \
-    return;
-  switch (params.gradient) { DLSYS_ACTIVATION_GRADIENTS(DLSYS_CASE) }
-#undef DLSYS_CASE
-  f([](float, float x) { return x; });
-}
+template <int kCode>
+using Code = std::integral_constant<int, kCode>;
 
-// kCount elements of a row, read and written at once.
-template <class E, int kCount>
-struct alignas(kCount * sizeof(E)) Pack {
-  E x[kCount];
-};
+// Two elements of a row, in one register where they are of 16 bits.
+template <class E>
+using Pair = std::conditional_t<sizeof(E) == 2, uint32_t, float2>;
 
-template <int kCount, class E>
-__device__ __forceinline__ void Read(const E* from, bool at_once, int valid, float (&to)[kCount]) {
-  Pack<E, kCount> pack = {};
-  if (at_once)
-    pack = *(const Pack<E, kCount>*)from;
-  else
-#pragma unroll
-    for (int e = 0; e < kCount; e++)
-      if (e < valid) pack.x[e] = from[e];
-#pragma unroll
-  for (int e = 0; e < kCount; e++) to[e] = (float)pack.x[e];
-}
-
-template <int kCount, class E>
-__device__ __forceinline__ void Write(const float (&from)[kCount], bool at_once, int valid, E* to) {
-  Pack<E, kCount> pack;
-#pragma unroll
-  for (int e = 0; e < kCount; e++) pack.x[e] = (E)from[e];
-  if (at_once)
-    *(Pack<E, kCount>*)to = pack;
-  else
-#pragma unroll
-    for (int e = 0; e < kCount; e++)
-      if (e < valid) to[e] = pack.x[e];
-}
-
-// Stores a consumer's part of a tile of float32 as it is: eight bytes a thread, 32 of a row.
-template <class T>
-__device__ __forceinline__ void StorePairs(const Accumulators<T>& d, const Params& params,
-                                           const TileOrigin& origin) {
-  const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
-  const int row0 = origin.row + thread / 32 * 16 + l / 4, col0 = origin.col + l % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < 2 * T::kWarpgroupM; i++) {
-    const int row = row0 + i / 2 * 64 + i % 2 * 8;
-    if (row >= params.m) continue;
-    float* to = (float*)params.c + ((int64_t)origin.z * params.m + row) * params.n + col0;
-#pragma unroll
-    for (int j = 0; j < T::kBlocks; j++, to += 8) {
-      const float x = d[i / 2][j][i % 2 * 2], y = d[i / 2][j][i % 2 * 2 + 1];
-      const int valid = params.n - col0 - j * 8;
-      if (params.aligned && valid >= 2) {
-        *(float2*)to = make_float2(x, y);
-      } else {
-        if (valid > 0) to[0] = x;
-        if (valid > 1) to[1] = y;
-      }
-    }
-  }
-}
-
-// Applies a fast function of side and accumulators to accumulators, kStep blocks of columns of each
-// group of kGroup at a time. The loop is rolled, so that there is code for one step, and the
-// accumulators of a group go round in their registers. The side of the next step is on its way
-// meanwhile, in pairs of 16 bits.
-template <bool kSide, class E, class T, class F>
-__device__ __forceinline__ void ApplyFunction(Accumulators<T>& d, const Params& params,
-                                              const TileOrigin& origin, const F& function) {
-  constexpr int kStep = 4, kGroup = T::kBlocks < 16 ? T::kBlocks : 16;
-  constexpr int kInRow = T::kBlocks / kGroup, kGroups = T::kWarpgroupM * kInRow;
-  const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
-  const int row0 = origin.row + thread / 32 * 16 + l / 4, col0 = origin.col + l % 4 * 2;
-  const E* from = (const E*)params.side + ((int64_t)origin.z * params.m + row0) * params.n + col0;
-  Pack<E, 2> pairs[kGroups][kStep][2] = {};
-  const auto read = [&](int first) {
-#pragma unroll
-    for (int g = 0; g < kGroups; g++) {
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int row = g / kInRow * 64 + half * 8;
-#pragma unroll
-        for (int j = 0; j < kStep; j++) {
-          const int col = (g % kInRow * kGroup + first + j) * 8;
-          if (row0 + row < params.m && col0 + col < params.n)
-            pairs[g][j][half] = *(const Pack<E, 2>*)(from + (int64_t)row * params.n + col);
-        }
-      }
-    }
-  };
-  if (kSide) read(0);
-#pragma unroll 1
-  for (int first = 0; first < kGroup; first += kStep) {
-    float side[kGroups][kStep][4];
-#pragma unroll
-    for (int g = 0; g < kGroups; g++) {
-#pragma unroll
-      for (int j = 0; j < kStep; j++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) side[g][j][e] = (float)pairs[g][j][e / 2].x[e % 2];
-      }
-    }
-    if (kSide && first + kStep < kGroup) read(first + kStep);
-#pragma unroll
-    for (int g = 0; g < kGroups; g++) {
-      const auto at = [&](int j) -> float (&)[4] { return d[g / kInRow][g % kInRow * kGroup + j]; };
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        float made[kStep];
-#pragma unroll
-        for (int j = 0; j < kStep; j++) made[j] = function(side[g][j][e], at(j)[e]);
-#pragma unroll
-        for (int j = 0; j + kStep < kGroup; j++) at(j)[e] = at(j + kStep)[e];
-#pragma unroll
-        for (int j = 0; j < kStep; j++) at(kGroup - kStep + j)[e] = made[j];
-      }
-    }
-  }
-}
-
-// The functions of fast_functions.cuh, which results of 16 bits take.
-template <class E, class T>
-__device__ __forceinline__ void ApplyFast(Accumulators<T>& d, const Params& params,
-                                          const TileOrigin& origin) {
-#define DLSYS_CASE(code, F) \
-  case code:                \
-    return ApplyFunction<false, E, T>(d, params, origin, fast::F{});
-  switch (params.activation) { DLSYS_FAST_ACTIVATIONS(DLSYS_CASE) }
-#undef DLSYS_CASE
-#define DLSYS_CASE(code, F) \
-  case code:                \
-    return ApplyFunction<true, E, T>(d, params, origin, fast::F{});
-  switch (params.gradient) { DLSYS_FAST_GRADIENTS(DLSYS_CASE) }
-#undef DLSYS_CASE
-}
-
-// Adds the bias to accumulators: a thread reads pairs of it where it holds them.
-template <class E, class T>
-__device__ __forceinline__ void AddBias(Accumulators<T>& d, const Params& params,
-                                        const TileOrigin& origin) {
-  const int col0 = origin.col + threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int j = 0; j < T::kBlocks; j++) {
-    const int col = col0 + j * 8, valid = params.n - col;
-    float bias[2];
-    Read((const E*)params.bias + col, params.aligned && valid >= 2, valid, bias);
-#pragma unroll
-    for (int i = 0; i < T::kWarpgroupM; i++) {
-#pragma unroll
-      for (int e = 0; e < 4; e++) d[i][j][e] += bias[e % 2];
-    }
-  }
-}
-
-// Applies relu or its gradient, or a fast function, to accumulators; pairs of side are read as
-// those of the bias.
-template <class E, class T>
-__device__ __forceinline__ void ApplyInRegisters(Accumulators<T>& d, const Params& params,
-                                                 const TileOrigin& origin) {
-  const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
-  const int row0 = origin.row + thread / 32 * 16 + l / 4, col0 = origin.col + l % 4 * 2;
+template <class E>
+__device__ __forceinline__ Pair<E> RoundedPair(float x, float y) {
   if constexpr (sizeof(E) == 2)
-    if (params.activation > 1 || params.gradient > 1) ApplyFast<E, T>(d, params, origin);
-  if (params.activation == 1) {
-#pragma unroll
-    for (int q = 0; q < T::kQuads; q++) {
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        float& x = d[q / T::kBlocks][q % T::kBlocks][e];
-        x = fn::Relu{}(x);
-      }
-    }
-  }
-  if (params.gradient == 1) {
-#pragma unroll
-    for (int i = 0; i < 2 * T::kWarpgroupM; i++) {
-      const int row = row0 + i / 2 * 64 + i % 2 * 8;
-      if (row >= params.m) continue;
-      const E* from =
-          (const E*)params.side + ((int64_t)origin.z * params.m + row) * params.n + col0;
-#pragma unroll
-      for (int j = 0; j < T::kBlocks; j++) {
-        const int valid = params.n - col0 - j * 8;
-        float side[2];
-        Read(from + j * 8, params.aligned && valid >= 2, valid, side);
-        float &x = d[i / 2][j][i % 2 * 2], &y = d[i / 2][j][i % 2 * 2 + 1];
-        x = fn::ReluGradient{}(side[0], x), y = fn::ReluGradient{}(side[1], y);
-      }
-    }
+    return Packed<E>(x, y);
+  else
+    return make_float2(x, y);
+}
+template <int kIndex, class E>
+__device__ __forceinline__ float ElementOf(const Pair<E>& pair) {
+  if constexpr (sizeof(E) == 2) {
+    E x;
+    x.bits = (uint16_t)(pair >> 16 * kIndex);
+    return (float)x;
+  } else {
+    return kIndex ? pair.y : pair.x;
   }
 }
 
-// Of the side of a consumer's part of a tile, asks L2 to have it when the tile is stored.
-template <class E, class T>
-__device__ __forceinline__ void PrefetchSide(const Params& params, const TileOrigin& origin) {
-  constexpr int kLine = 128 / (int)sizeof(E), kInRow = T::kTileN / kLine;
-  for (int item = threadIdx.x % 128; item < T::kRows * kInRow; item += 128) {
-    const int row = origin.row + item / kInRow, col = origin.col + item % kInRow * kLine;
-    if (row < params.m && col < params.n)
-      PrefetchToL2((const E*)params.side + ((int64_t)origin.z * params.m + row) * params.n + col);
+// `valid` elements of a pair exist; `aligned` where it is one access.
+template <class E>
+__device__ __forceinline__ Pair<E> ReadPair(const E* from, bool aligned, int valid) {
+  if (aligned && valid >= 2) return *(const Pair<E>*)from;
+  return RoundedPair<E>(valid > 0 ? (float)from[0] : 0.f, valid > 1 ? (float)from[1] : 0.f);
+}
+template <class E>
+__device__ __forceinline__ void WritePair(E* to, bool aligned, int valid, const Pair<E>& pair) {
+  if (aligned && valid >= 2) {
+    *(Pair<E>*)to = pair;
+    return;
   }
+  if (valid > 0) to[0] = (E)ElementOf<0, E>(pair);
+  if (valid > 1) to[1] = (E)ElementOf<1, E>(pair);
 }
 
-// Stores a consumer's part of a tile of C with its epilogue, some columns at a time: accumulators
-// and side meet in shared memory, so that rows are read and written in one piece. The loop is
-// rolled; accumulators move down to the registers that it reads. The side of the next columns is on
-// its way meanwhile.
-template <class E, class T>
-__device__ __forceinline__ void StoreQuads(Accumulators<T>& d, const Params& params,
-                                           unsigned char* staging, const TileOrigin& origin,
-                                           int consumer) {
-  constexpr int kFit = T::kStagingNbytes / T::kRows / (int)(sizeof(float) + 2 * sizeof(E));
-  constexpr int kCols = kFit >= 32 ? 32 : kFit >= 16 ? 16 : 8, kInRow = kCols / 4;
-  static_assert(kCols <= kFit, "the staging area holds quads and two sets of sides");
-  constexpr int kItems = T::kRows * kInRow / 128, kRowStep = 128 / kInRow;
-  constexpr int kSpread = kInRow < 8 ? kInRow : 8;  // of rows over the banks
-  const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
-  const int row0 = thread / kInRow, q = thread % kInRow;  // a thread keeps to its columns
-  const int row_left = params.m - origin.row - row0, col0 = origin.col + q * 4;
-  const int64_t at0 = ((int64_t)origin.z * params.m + origin.row + row0) * params.n + col0;
-  const int64_t step = (int64_t)kRowStep * params.n;
-  float4* const quads = (float4*)staging;
-  Pack<E, 4>* const sides = (Pack<E, 4>*)(quads + T::kRows * kInRow) + thread;  // its own
-  const auto side_of = [&](int first, int item) {
-    return sides + (first / kCols % 2 * kItems + item) * 128;
-  };
-  const auto begin_sides = [&](int first) {
-    const int valid = params.n - col0 - first;
-    if (params.side && first < T::kTileN && valid > 0) {
-#pragma unroll
-      for (int item = 0; item < kItems; item++) {
-        if (item * kRowStep >= row_left) continue;
-        const E* from = (const E*)params.side + at0 + first + item * step;
-        if (params.aligned && valid >= 4)
-          CopyAsync<sizeof(Pack<E, 4>)>(side_of(first, item), from);
-        else
-          for (int e = 0; e < 4 && e < valid; e++) side_of(first, item)->x[e] = from[e];
-      }
-    }
-    CloseCopies();
-  };
-  begin_sides(0);
+// Each warp makes the epilogue of its own rows, in boxes of 128 bytes of 16 rows: `side` comes into
+// the warp's buffers by TMA while the tile is multiplied, and results of 16 bits leave them by TMA.
+constexpr int kRowsOfBox = 16;
+template <class E, class T, class Source>
+class Boxes {
+ public:
+  static constexpr int kBlocks = 16 / (int)sizeof(E);  // of eight columns, of a box
+  static constexpr int kCount = T::kBlocks / kBlocks;  // of a tile
+  static constexpr int kRowGroups = T::kWarpgroupM;    // of 16 rows of a warp
+  using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
+
+  // True where the warps beside the producer make factors of the side: of bfloat16, as float16.
+  static constexpr bool kHasFactors = std::is_same_v<E, bfloat16> && T::kOfGradients;
+  static __device__ __forceinline__ bool MakesFactors(const Params& params) {
+    return kHasFactors && params.gradient > 1;
+  }
+
+  // `buffers` are those of this warp. `barriers` are two for each: its side is there, and has
+  // become factors.
+  __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
+                                   unsigned char* buffers, uint32_t barriers)
+      : params_(params), layout_(layout), buffers_(buffers), barriers_(barriers) {}
+
+  // Goes on to a tile, and asks for as much of its side as there are buffers.
+  __device__ __forceinline__ void Begin(const TileOrigin& origin, const CUtensorMap* map_side) {
+    origin_ = origin;
+    origin_.row += threadIdx.x % 128 / 32 * 16;
+    if (!params_.side) return;
+    if (threadIdx.x % 32 == 0) {
+      WaitForStoresReads();
 #pragma unroll 1
-  for (int first = 0; first < T::kTileN; first += kCols) {
-    begin_sides(first + kCols);
-    SyncThreads(1 + consumer, 128);  // the quads have been read
+      for (int index = 0; index < min(kCount, T::kBuffers); index++) Load(map_side, index);
+    }
+    __syncwarp();
+  }
+
+  // Reads the side of box `index`, and asks for that of the box that takes its buffer.
+  __device__ __forceinline__ void ReadSide(const CUtensorMap* map_side, int index, Pairs& side) {
+    static_assert(sizeof(E) == 4 || kCount <= T::kBuffers, "results lie where the side was");
+    WaitForPhase(BarrierOf(loaded_.stage, MakesFactors(params_)), loaded_.parity);
+    ForPairs([&](int i, int j, int half, int at) {
+      side[i][j][half] = *(const Pair<E>*)(BufferOf(loaded_.stage) + at);
+    });
+    __syncwarp();
+    if (index + T::kBuffers < kCount && threadIdx.x % 32 == 0) Load(map_side, index + T::kBuffers);
+    loaded_.Advance();
+  }
+
+  // Makes factors of the side of box `index` of another warp's tile.
+  template <class F>
+  __device__ __forceinline__ void MakeFactors(int index, uint32_t parity, F&& function) const {
+    unsigned char* const buffer = BufferOf(index);
+    WaitForPhase(BarrierOf(index, false), parity);
+    ForPairs([&](int, int, int, int at) {
+      uint32_t& pair = *(uint32_t*)(buffer + at);
+      pair = RoundedPair<float16>(function(ElementOf<0, E>(pair), 1.f),
+                                  function(ElementOf<1, E>(pair), 1.f));
+    });
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ArriveAt(BarrierOf(index, true), ClusterRankOf<T>());
+  }
+
+  // Stores box `index` of C or of another array of its shape, of 16 bits where its side was, or in
+  // the next buffer.
+  __device__ __forceinline__ void Store(const Pairs& x, const CUtensorMap* map, void* array,
+                                        int index) {
+    const int l = threadIdx.x % 32, col = origin_.col + index * kBlocks * 8;
+    if constexpr (sizeof(E) == 2) {
+      const int buffer = params_.side ? index : next_;
+      next_ = next_ + 1 == T::kBuffers ? 0 : next_ + 1;
+      unsigned char* const to = BufferOf(buffer);
+      if (!params_.side && l == 0) WaitForStoresReads<T::kBuffers - 1>();
+      __syncwarp();
 #pragma unroll
-    for (int i = 0; i < T::kWarpgroupM; i++) {
+      for (int i = 0; i < kRowGroups; i++) {
 #pragma unroll
-      for (int j = 0; j < kCols / 8; j++) {
+        for (int j = 0; j < 8; j += 2)
+          StoreMatrices(
+              SharedAddress(to) + i * kNbytes + l % 16 * 128 + ((j + l / 16) ^ l % 8) * 16,
+              {x[i][j][0], x[i][j][1], x[i][j + 1][0], x[i][j + 1][1]});
+      }
+      LetBulkFollow();
+      __syncwarp();
+      if (l == 0) {
+#pragma unroll
+        for (int i = 0; i < kRowGroups; i++)
+          Source::Store(layout_, map, SharedAddress(to) + i * kNbytes, origin_.row + i * 64, col,
+                        origin_.z);
+        CloseStores();
+      }
+    } else {
+      const int col0 = col + l % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < 2 * kRowGroups; i++) {
+        const int row = origin_.row + l / 4 + i / 2 * 64 + i % 2 * 8;
+        if (row >= params_.m) continue;
+        E* to = (E*)array + ((int64_t)origin_.z * params_.m + row) * params_.n + col0;
+#pragma unroll
+        for (int j = 0; j < kBlocks; j++)
+          if (col0 + j * 8 < params_.n) *(Pair<E>*)(to + j * 8) = x[i / 2][j][i % 2];
+      }
+    }
+  }
+
+ private:
+  static constexpr int kNbytes = kRowsOfBox * 128;
+
+  __device__ __forceinline__ uint32_t BarrierOf(int buffer, bool of_factors) const {
+    return barriers_ + (buffer * 2 + of_factors) * 8;
+  }
+  __device__ __forceinline__ unsigned char* BufferOf(int buffer) const {
+    return buffers_ + buffer * kRowGroups * kNbytes;
+  }
+  __device__ __forceinline__ void Load(const CUtensorMap* map_side, int index) {
+    const int buffer = index % T::kBuffers, col = origin_.col + index * kBlocks * 8;
+    const uint32_t barrier = BarrierOf(buffer, false);
+    ArriveExpecting(barrier, kRowGroups * kNbytes);
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++)
+      LoadBox<false>(SharedAddress(BufferOf(buffer)) + i * kNbytes, map_side, barrier, col,
+                     origin_.row + i * 64, origin_.z);
+  }
+  // Calls f with the place of each pair among accumulators and where it is in a buffer.
+  template <class F>
+  __device__ __forceinline__ void ForPairs(F&& f) const {
+    const int l = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; j++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          const int r = i * 64 + thread / 32 * 16 + l / 4 + half * 8;
-          const int to = r * kInRow + ((j * 2 + l % 4 / 2) ^ (r % kSpread));
-          *((float2*)(quads + to) + l % 2) = make_float2(d[i][j][2 * half], d[i][j][2 * half + 1]);
+          const int row = l / 4 + half * 8, byte = (j * 8 + l % 4 * 2) * (int)sizeof(E);
+          f(i, j, half, i * kNbytes + row * 128 + (byte / 16 ^ row % 8) * 16 + byte % 16);
         }
       }
+    }
+  }
+
+  const Params& params_;
+  const typename Source::Layout& layout_;
+  unsigned char* const buffers_;
+  const uint32_t barriers_;
+  TileOrigin origin_;
+  RingPosition<(kCount < T::kBuffers ? kCount : T::kBuffers)> loaded_;
+  int next_ = 0;
+};
+
+// Calls f with the epilogue's function of an element of side and one of C, and with its code as a
+// type, below 0 that of a gradient. All code is inlined, for a call would make the compiler wait
+// after each wgmma.
+template <class F>
+__device__ __forceinline__ void WithFunction(const Params& params, F&& f) {
+  const auto gate = params.gate;
+  switch (params.activation) {
+    case 1:
+      return f([](float, float x) { return fn::Relu{}(x); }, Code<1>());
+    case 2:
+      return f([](float, float x) { return fast::Logistic(x); }, Code<2>());
+    case 5:
+      return f([](float, float x) { return fast::Gelu(x); }, Code<5>());
+    case 4:
+    case 6:
+      return f([gate](float, float x) { return gate.Of(x); }, Code<6>());
+  }
+  switch (params.gradient) {
+    case 1:
+      return f([](float side, float x) { return fn::ReluGradient{}(side, x); }, Code<-1>());
+    case 3:
+      return f([](float side, float x) { return fast::GeluGradient(side, x); }, Code<-3>());
+    case 2:
+    case 4:
+      return f([gate](float side, float x) { return gate.Gradient(side, x); }, Code<-4>());
+  }
+}
+
+// The bias of a tile's columns, in pairs as a thread holds a row of accumulators.
+template <class E, class T>
+__device__ __forceinline__ void ReadBias(Pair<E> (&bias)[T::kBlocks], const Params& params,
+                                         int col) {
+  col += threadIdx.x % 4 * 2;
 #pragma unroll
-      for (int j = 0; j + kCols / 8 < T::kBlocks; j++) {
+  for (int j = 0; j < T::kBlocks; j++)
+    if (col + j * 8 < params.n) bias[j] = *(const Pair<E>*)((const E*)params.bias + col + j * 8);
+}
+
+// Stores a consumer's part of a tile with its epilogue. The loop over boxes is rolled where there
+// is a function, so that there is code for two; accumulators move down to the registers that it
+// reads.
+template <class E, class T, class Source, bool kSide, bool kBefore, bool kRolled, class Side = E,
+          class F>
+__device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
+                                           Boxes<E, T, Source>& boxes, const Params& params,
+                                           const CUtensorMap* map_c, const CUtensorMap* map_other,
+                                           F&& function) {
+  constexpr int kBlocks = Boxes<E, T, Source>::kBlocks, kCount = Boxes<E, T, Source>::kCount;
+  constexpr int kAtOnce = !kRolled ? kCount : kCount < 2 ? 1 : 2;
+#pragma unroll 1
+  for (int first = 0; first < kCount; first += kAtOnce) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) d[i][j][e] = d[i][j + kCols / 8][e];
+    for (int box = 0; box < kAtOnce; box++) {
+      typename Boxes<E, T, Source>::Pairs side = {}, x;
+      const auto make = [&](auto&& f) {
+#pragma unroll
+        for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+          for (int j = 0; j < kBlocks; j++) {
+            const float (&v)[4] = d[i][box * kBlocks + j];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+              const Pair<E>& of_side = side[i][j][half];
+              x[i][j][half] = RoundedPair<E>(f(ElementOf<0, Side>(of_side), v[2 * half]),
+                                             f(ElementOf<1, Side>(of_side), v[2 * half + 1]));
+            }
+          }
+        }
+      };
+      if (params.bias) {
+#pragma unroll
+        for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+          for (int j = 0; j < kBlocks; j++) {
+            float (&v)[4] = d[i][box * kBlocks + j];
+            const float even = ElementOf<0, E>(bias[box * kBlocks + j]);
+            const float odd = ElementOf<1, E>(bias[box * kBlocks + j]);
+            v[0] += even, v[1] += odd, v[2] += even, v[3] += odd;
+          }
+        }
+      }
+      if constexpr (kSide) boxes.ReadSide(map_other, first + box, side);
+      if constexpr (kBefore) {
+        if (params.before) {
+          make([](float, float v) { return v; });
+          boxes.Store(x, map_other, params.before, first + box);
+        }
+      }
+      make(function);
+      boxes.Store(x, map_c, params.c, first + box);
+    }
+#pragma unroll
+    for (int j = 0; j + kAtOnce * kBlocks < T::kBlocks; j++) {
+      bias[j] = bias[j + kAtOnce * kBlocks];
+#pragma unroll
+      for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) d[i][j][e] = d[i][j + kAtOnce * kBlocks][e];
       }
     }
-    WaitForCopies<1>();
-    SyncThreads(1 + consumer, 128);
-    const int valid = params.n - col0 - first;
-    const bool at_once = params.aligned && valid >= 4;
-    if (valid <= 0) continue;
-    float bias[4] = {};
-    if (params.bias) Read((const E*)params.bias + col0 + first, at_once, valid, bias);
-    WithFunction(params, [&](auto&& function) {
-#pragma unroll 2
-      for (int item = 0; item < kItems; item++) {
-        const int r = row0 + item * kRowStep;
-        if (item * kRowStep >= row_left) continue;
-        const float4 v = quads[r * kInRow + (q ^ (r % kSpread))];
-        float x[4] = {v.x + bias[0], v.y + bias[1], v.z + bias[2], v.w + bias[3]}, side[4] = {};
-        if (params.side) Read(side_of(first, item)->x, true, 4, side);
-#pragma unroll
-        for (int e = 0; e < 4; e++) x[e] = function(side[e], x[e]);
-        Write(x, at_once, valid, (E*)params.c + at0 + first + item * step);
-      }
-    });
   }
-  SyncThreads(1 + consumer, 128);
+}
+
+template <class E, class T, class Source>
+__device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
+                                          Boxes<E, T, Source>& boxes, const Params& params,
+                                          const CUtensorMap* map_c, const CUtensorMap* map_other) {
+  constexpr bool kHasGradients = sizeof(E) == 4 || Boxes<E, T, Source>::kCount <= T::kBuffers;
+  if constexpr (!T::kOfGradients)
+    if (!Source::kHasEpilogue || (!params.activation && !params.gradient))
+      return StoreBoxes<E, T, Source, false, false, false>(d, bias, boxes, params, map_c, map_other,
+                                                           [](float, float x) { return x; });
+  if constexpr (Boxes<E, T, Source>::kHasFactors)
+    if (boxes.MakesFactors(params))
+      return StoreBoxes<E, T, Source, true, false, false, float16>(
+          d, bias, boxes, params, map_c, map_other,
+          [](float factor, float x) { return factor * x; });
+  if constexpr (Source::kHasEpilogue)
+    WithFunction(params, [&](auto&& function, auto code) {
+      constexpr bool kActivation = code.value > 0;
+      if constexpr (kActivation && !T::kOfGradients)
+        StoreBoxes<E, T, Source, false, sizeof(E) == 2, true>(d, bias, boxes, params, map_c,
+                                                              map_other, function);
+      if constexpr (!kActivation && kHasGradients &&
+                    (code.value == -1 || !Boxes<E, T, Source>::kHasFactors))
+        StoreBoxes<E, T, Source, true, false, true>(d, bias, boxes, params, map_c, map_other,
+                                                    function);
+    });
 }
 
 // ---- split-K ----
 
-// Where a split of a consumer's part of a tile lies: quads of accumulators, by thread.
+// Where a part of a tile lies, as consumers hold it: quads of accumulators, by thread.
 template <class T>
-__device__ __forceinline__ float4* PartialOf(const Params& params, const Segment& segment,
-                                             int split, uint32_t rank, int part) {
-  const int64_t tile = (int64_t)split * params.split_tiles + segment.tile;
-  return params.partial + ((tile * T::kCluster + rank) * T::kParts + part) * T::kQuads * 128;
+__device__ __forceinline__ float4* PartialOf(const Params& params, int slot, uint32_t rank,
+                                             int part) {
+  const int64_t at = ((int64_t)slot * T::kCluster + rank) * T::kParts + part;
+  return params.partial + at * T::kQuads * 128;
 }
 template <class T>
 __device__ __forceinline__ unsigned* ArrivalsOf(const Params& params, const Segment& segment,
@@ -614,7 +636,7 @@ __device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Par
                                              const Segment& segment, uint32_t rank, int part,
                                              int consumer) {
   const int thread = threadIdx.x % 128;
-  float4* to = PartialOf<T>(params, segment, segment.split, rank, part) + thread;
+  float4* to = PartialOf<T>(params, segment.slot, rank, part) + thread;
 #pragma unroll
   for (int q = 0; q < T::kQuads; q++) {
     const float (&x)[4] = d[q / T::kBlocks][q % T::kBlocks];
@@ -622,85 +644,164 @@ __device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Par
   }
   __threadfence();
   SyncThreads(1 + consumer, 128);
-  if (thread == 0) CountUp(ArrivalsOf<T>(params, segment, rank, part));
+  if (thread == 0 && segment.splits > 1) CountUp(ArrivalsOf<T>(params, segment, rank, part));
 }
 
-// Waits for all splits of a tile, adds one of as many slices of them, and stores it. The sums go
-// through the thread's own part of `staging`.
+// Waits until `count` splits of a tile are written.
+__device__ __forceinline__ void WaitForSplits(const unsigned* arrivals, int count, int consumer) {
+  if (threadIdx.x % 128 == 0)
+    while (LoadAcquire(arrivals) < (unsigned)count) __nanosleep(64);
+  SyncThreads(1 + consumer, 128);
+}
+
+// Adds the other splits of a tile to the first, which accumulators hold.
+template <class T>
+__device__ __forceinline__ void AddPartials(Accumulators<T>& d, const Params& params,
+                                            const Segment& segment, uint32_t rank, int part,
+                                            int consumer) {
+  constexpr int kAtOnce = 8;
+  WaitForSplits(ArrivalsOf<T>(params, segment, rank, part), segment.splits - 1, consumer);
+#pragma unroll 1
+  for (int split = 1; split < segment.splits; split++) {
+    const float4* from = PartialOf<T>(params, segment.slot + split, rank, part) + threadIdx.x % 128;
+#pragma unroll
+    for (int first = 0; first < T::kQuads; first += kAtOnce) {
+      float4 v[kAtOnce];
+#pragma unroll
+      for (int q = 0; q < kAtOnce; q++) v[q] = from[(first + q) * 128];
+#pragma unroll
+      for (int q = 0; q < kAtOnce; q++) {
+        float (&x)[4] = d[(first + q) / T::kBlocks][(first + q) % T::kBlocks];
+        x[0] += v[q].x, x[1] += v[q].y, x[2] += v[q].z, x[3] += v[q].w;
+      }
+    }
+  }
+}
+
+// Waits for all splits of a tile, adds one of as many slices of them, and stores it; whole tiles
+// come here as well where rows allow no wide access.
 template <class E, class T, bool kHasEpilogue>
 __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& segment,
-                                           const TileOrigin& origin, unsigned char* staging,
-                                           uint32_t rank, int part, int consumer) {
+                                           const TileOrigin& origin, uint32_t rank, int part,
+                                           int consumer) {
   constexpr int kBatch = 4, kItems = T::kQuads * 128;
   const int thread = threadIdx.x % 128;
   const unsigned* arrivals = ArrivalsOf<T>(params, segment, rank, part);
-  if (thread == 0)
-    while (LoadAcquire(arrivals) < (unsigned)params.splits) __nanosleep(64);
-  SyncThreads(1 + consumer, 128);
-  const int begin = kItems * segment.split / params.splits;
-  const int end = kItems * (segment.split + 1) / params.splits;
+  if (segment.splits > 1)
+    WaitForSplits(arrivals, segment.splits, consumer);
+  else
+    SyncThreads(1 + consumer, 128);
+  const int begin = kItems * segment.split / segment.splits;
+  const int end = kItems * (segment.split + 1) / segment.splits;
 #pragma unroll 1
   for (int first = begin + thread; first < end; first += kBatch * 128) {
     float4 sums[kBatch] = {};
 #pragma unroll 4
-    for (int split = 0; split < params.splits; split++) {
-      const float4* from = PartialOf<T>(params, segment, split, rank, part);
+    for (int split = 0; split < segment.splits; split++) {
+      const float4* from = PartialOf<T>(params, segment.slot - segment.split + split, rank, part);
 #pragma unroll
       for (int b = 0; b < kBatch; b++) {
         const float4 v = from[min(first + b * 128, end - 1)];
         sums[b].x += v.x, sums[b].y += v.y, sums[b].z += v.z, sums[b].w += v.w;
       }
     }
-#pragma unroll
-    for (int b = 0; b < kBatch; b++) ((float4*)staging)[b * 128 + thread] = sums[b];
-    const auto store = [&](auto&& function) {
 #pragma unroll 1
-      for (int b = 0; b < 2 * kBatch && first + b / 2 * 128 < end; b++) {
-        const int item = first + b / 2 * 128, q = item / 128;
-        const float2 sum = ((const float2*)staging)[(b / 2 * 128 + thread) * 2 + b % 2];
+    for (int item = first; item < min(end, first + kBatch * 128); item += 128) {
+      const float4 sum = sums[0];
+#pragma unroll
+      for (int b = 1; b < kBatch; b++) sums[b - 1] = sums[b];
+      const int q = item / 128;
+#pragma unroll 1
+      for (int half = 0; half < 2; half++) {
         const int row =
-            origin.row + q / T::kBlocks * 64 + item % 128 / 32 * 16 + item % 32 / 4 + b % 2 * 8;
+            origin.row + q / T::kBlocks * 64 + item % 128 / 32 * 16 + item % 32 / 4 + half * 8;
         const int col = origin.col + q % T::kBlocks * 8 + item % 4 * 2, valid = params.n - col;
         if (valid <= 0 || row >= params.m) continue;
-        const bool at_once = params.aligned && valid >= 2;
         const int64_t at = ((int64_t)origin.z * params.m + row) * params.n + col;
-        float bias[2] = {}, side[2] = {};
-        if (params.bias) Read((const E*)params.bias + col, at_once, valid, bias);
-        if (params.side) Read((const E*)params.side + at, at_once, valid, side);
-        const float before[2] = {sum.x + bias[0], sum.y + bias[1]};
-        if (params.before) Write(before, at_once, valid, (E*)params.before + at);
-        const float x[2] = {function(side[0], before[0]), function(side[1], before[1])};
-        Write(x, at_once, valid, (E*)params.c + at);
+        float x = half ? sum.z : sum.x, y = half ? sum.w : sum.y;
+        if (params.bias) {
+          const Pair<E> bias = ReadPair((const E*)params.bias + col, params.aligned, valid);
+          x += ElementOf<0, E>(bias), y += ElementOf<1, E>(bias);
+        }
+        const auto write = [&](void* to, float a, float b) {
+          WritePair((E*)to + at, params.aligned, valid, RoundedPair<E>(a, b));
+        };
+        if (params.before) write(params.before, x, y);
+        Pair<E> side = {};
+        if (params.side) side = ReadPair((const E*)params.side + at, params.aligned, valid);
+        if constexpr (kHasEpilogue)
+          WithFunction(params, [&](auto&& function, auto) {
+            x = function(ElementOf<0, E>(side), x), y = function(ElementOf<1, E>(side), y);
+          });
+        write(params.c, x, y);
       }
-    };
-    if constexpr (kHasEpilogue)
-      WithFunction(params, store);
-    else
-      store([](float, float x) { return x; });
+    }
+  }
+}
+
+// Of so few splits the first gets the sums of the others, of more each makes a slice.
+constexpr int kMostOwned = 4;
+// True where the cluster that makes the segment stores its tile from registers.
+__device__ __forceinline__ bool IsInBoxes(const Params& params, const Segment& segment) {
+  return params.in_boxes && segment.split == 0 && segment.splits <= kMostOwned;
+}
+
+// Those of a warp of the consumers.
+template <class E, class T, class Source>
+__device__ __forceinline__ Boxes<E, T, Source> BoxesOf(const Params& params,
+                                                       const typename Source::Layout& layout,
+                                                       unsigned char* shared, uint32_t empty,
+                                                       int warp) {
+  return Boxes<E, T, Source>(params, layout,
+                             shared + T::kStages * T::kStageNbytes + warp * (T::kStagingNbytes / 4),
+                             empty + (T::kStages + 2 * warp * T::kBuffers) * 8);
+}
+
+// Makes factors of the consumers' sides, of some of their warps: warp `index` of `count`. Boxes are
+// made in the order in which they are loaded and used.
+template <class E, class T, class Source, int kCount>
+__device__ __forceinline__ void Help(const Params& params, const typename Source::Layout& layout,
+                                     unsigned char* shared, uint32_t empty, int index) {
+  constexpr int kBoxes = Boxes<E, T, Source>::kCount;
+  RingPosition<kBoxes> at;
+  Segments<T> segments(params);
+  for (Segment segment; segments.Next(segment);) {
+    if (!IsInBoxes(params, segment)) continue;
+    WithFunction(params, [&](auto&& function, auto code) {
+      if constexpr (code.value < -1) {
+#pragma unroll 1
+        for (int job = index; job < kBoxes * T::kWarps; job += kCount)
+          BoxesOf<E, T, Source>(params, layout, shared, empty, job % T::kWarps)
+              .MakeFactors(job / T::kWarps, at.parity, function);
+      }
+    });
+    at.Advance(kBoxes);
   }
 }
 
 template <class E, class T, class Source, bool kExact>
-__device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensorMap* map_before,
+__device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensorMap* map_other,
                                         const Params& params, const typename Source::Layout& layout,
                                         unsigned char* shared, uint32_t full, uint32_t empty) {
+  using R = std::conditional_t<Source::kFloatResult, float, E>;  // of C
   const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int part = T::kPingPong ? 0 : consumer, first_row = part * T::kRows;  // of a tile
-  const uint32_t rank = T::kCluster > 1 ? ClusterRank() : 0, memory = SharedAddress(shared);
-  unsigned char* const staging =
-      shared + T::kStages * T::kStageNbytes + consumer * T::kStagingNbytes;
-  const auto release = [&](int stage) {
-    if (thread < T::kCluster) ArriveAt(empty + stage * 8, thread);
-  };
+  const uint32_t rank = ClusterRankOf<T>(), memory = SharedAddress(shared);
   const auto origin_of = [&](const Segment& segment) {
     TileOrigin origin = OriginOf<T>(params, segment.tile, rank);
     origin.row += first_row;
     return origin;
   };
+  const auto release = [&](int stage) {
+    if (thread < T::kCluster) ArriveAt(empty + stage * 8, thread);
+  };
   // Under ping-pong a consumer waits for its turn: it may not be two phases of a stage ahead.
   constexpr int kTurn = 1 + T::kConsumers;
   if (T::kPingPong && consumer == 1) ArriveThreads(kTurn, 256);
+  Boxes<R, T, Source> boxes =
+      BoxesOf<R, T, Source>(params, layout, shared, empty, threadIdx.x / 32);
   Accumulators<T> d;
+  Pair<R> bias[T::kBlocks];
   RingPosition<T::kStages> at;
   Segments<T> segments(params);
   Segment segment, next;
@@ -714,51 +815,50 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
       continue;
     }
     const TileOrigin origin = origin_of(segment);
-    if (Source::kHasEpilogue && params.side) PrefetchSide<E, T>(params, origin);
+    const bool in_boxes = IsInBoxes(params, segment);
+    if (in_boxes) {
+      boxes.Begin(origin, map_other);
+      if (params.bias) ReadBias<R, T>(bias, params, origin.col);
+    }
     if (T::kPingPong) SyncThreads(kTurn + consumer, 256);
+    const auto issued = [&] {
+      if (T::kPingPong && more) ArriveThreads(kTurn + 1 - consumer, 256);
+    };
     if constexpr (kExact)
       MultiplyPanelsExactly<E, T>(d, count, memory, full, first_row, at, release);
     else
       MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, count, memory, full, first_row, at,
-                                                             release);
-    if (T::kPingPong && more) ArriveThreads(kTurn + 1 - consumer, 256);
-    if (segment.tile < params.split_tiles) {
-      WritePartial<T>(d, params, segment, rank, part, consumer);
-    } else if (!Source::kHasEpilogue || params.in_registers) {
-      const auto store = [&](const CUtensorMap* map) {
-        if constexpr (!Source::kFloatResult)
-          StoreBoxes<E, T, Source>(d, map, layout, SharedAddress(staging), origin.row, origin.col,
-                                   origin.z, consumer);
-        else
-          StorePairs<T>(d, params, origin);
-      };
-      if (params.bias) AddBias<E, T>(d, params, origin);
-      if constexpr (Source::kHasEpilogue) {
-        if constexpr (sizeof(E) == 2)
-          if (params.before) store(map_before);
-        ApplyInRegisters<E, T>(d, params, origin);
-      }
-      store(map_c);
-    } else if constexpr (Source::kHasEpilogue) {
-      StoreQuads<E, T>(d, params, staging, origin, consumer);
+                                                             release, issued);
+    if (in_boxes) {
+      if (segment.splits > 1) AddPartials<T>(d, params, segment, rank, part, consumer);
+      StoreTile<R, T, Source>(d, bias, boxes, params, map_c, map_other);
+      continue;
     }
+    WritePartial<T>(d, params, segment, rank, part, consumer);
+    if (segment.splits == 1)
+      StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin, rank, part, consumer);
   }
-  if (thread == 0) WaitForStores();  // the staging area is free
-  // All splits are written before any is waited for: no block waits for one that waits.
+  WaitForStores();
+  // A cluster has written its splits before it waits for others': the first split of a tile is the
+  // last that it makes.
   Segments<T> again(params);
-  for (int turn = 0; again.Next(segment) && segment.tile < params.split_tiles; turn++)
-    if (!T::kPingPong || turn % 2 == consumer)
-      StoreSlice<E, T, Source::kHasEpilogue>(params, segment, origin_of(segment), staging, rank,
-                                             part, consumer);
+  for (int turn = 0; again.Next(segment) && segment.tile < params.split_tiles; turn++) {
+    const bool is_own = !T::kPingPong || turn % 2 == consumer;
+    if (is_own && segment.splits > 1 && !(params.in_boxes && segment.splits <= kMostOwned))
+      StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin_of(segment), rank, part,
+                                             consumer);
+  }
 }
 
 template <class E, class T, class Source, bool kExact>
 __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-    const __grid_constant__ CUtensorMap map_c, const __grid_constant__ CUtensorMap map_before,
+    const __grid_constant__ CUtensorMap map_c, const __grid_constant__ CUtensorMap map_other,
     const Params params, const __grid_constant__ typename Source::Layout layout) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ __align__(8) uint64_t barriers[2 * T::kStages];
+  constexpr int kBoxBarriers = 2 * T::kWarps * T::kBuffers;
+  constexpr bool kHelps = T::kOfGradients && Boxes<E, T, Source>::kHasFactors;
+  __shared__ __align__(8) uint64_t barriers[2 * T::kStages + kBoxBarriers];
   unsigned char* shared = DynamicShared<unsigned char>();
   shared += -SharedAddress(shared) & (T::kAlignment - 1);
   const uint32_t full = SharedAddress(barriers), empty = full + 8 * T::kStages;
@@ -767,6 +867,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
       InitBarrier(full + stage * 8, 1);
       InitBarrier(empty + stage * 8, (T::kPingPong ? 1 : T::kConsumers) * T::kCluster);
     }
+    for (int k = 0; k < kBoxBarriers; k++) InitBarrier(empty + (T::kStages + k) * 8, 1);
     PublishBarriers();
   }
   if (T::kCluster > 1)
@@ -775,20 +876,24 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     __syncthreads();
   GridDependencySynchronize();
   if (threadIdx.x / 128 == T::kConsumers) {
-    ReduceRegisters<40>();
+    ReduceRegisters<kHelps ? 104 : 40>();
     const auto produce = [&](auto of_a, auto of_b) {
       Produce<T, Source, decltype(of_a)::value, decltype(of_b)::value>(
           &map_a, &map_b, params, layout, SharedAddress(shared), full, empty);
     };
+    const int warp = threadIdx.x / 32 - T::kConsumers * 4, lane = threadIdx.x % 32;
     if constexpr (Source::kProducers == 1) {
-      if (threadIdx.x == T::kConsumers * 128) produce(std::true_type(), std::true_type());
+      if (warp == 0 && lane == 0) produce(std::true_type(), std::true_type());
     } else {
-      if (threadIdx.x == T::kConsumers * 128) produce(std::true_type(), std::false_type());
-      if (threadIdx.x == T::kConsumers * 128 + 32) produce(std::false_type(), std::true_type());
+      if (warp == 0 && lane == 0) produce(std::true_type(), std::false_type());
+      if (warp == 1 && lane == 0) produce(std::false_type(), std::true_type());
     }
+    if constexpr (kHelps)
+      if (warp >= 1 && params.gradient > 1)
+        Help<E, T, Source, 3>(params, layout, shared, empty, warp - 1);
   } else {
-    RaiseRegisters<232>();
-    Consume<E, T, Source, kExact>(&map_c, &map_before, params, layout, shared, full, empty);
+    RaiseRegisters<kHelps ? 200 : 232>();
+    Consume<E, T, Source, kExact>(&map_c, &map_other, params, layout, shared, full, empty);
   }
   TriggerProgrammaticLaunch();
   if (T::kCluster > 1) LeaveCluster();  // peers may still copy to its memory and arrive there

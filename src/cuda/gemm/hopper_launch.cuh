@@ -3,6 +3,7 @@
 // (conv/channels_last_hopper.cuh) launch through here.
 #pragma once
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "cuda/gemm/hopper_kernel.cuh"
@@ -24,39 +25,36 @@ struct TileTime {
   double panel_us, tile_us, epilogue_us;
 };
 
-// How many tiles are cut along K and into how many parts, and what everything takes.
+// How many tiles are cut along K and among how many clusters, and what everything takes.
 struct Config {
-  int index, split_tiles, splits;
+  int index, split_tiles, workers;
   double us;
 };
 
-// The time with every tile in one piece, or with those that do not fill a wave of clusters cut
-// along K into the best number of splits.
+// The time with every tile in one piece, or with those that do not fill a wave of clusters shared
+// by all clusters, or by as many as let each tile have the same number of them.
 inline Config Estimated(const TileTime& time, const Extents& of, int multiprocessors, int index,
                         bool may_split = true) {
-  constexpr int kMostSplits = 132;
   constexpr double kSplitUs = 6, kPartialNbytesUs = 3e6;  // bytes of parts, written and read, a us
   const int64_t clusters = multiprocessors / time.cluster;
   const int64_t tiles =
       CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster) * CeilDiv(of.n, time.tile_n) * of.batch;
-  const int64_t left = tiles % clusters;
+  const int64_t left = tiles % clusters, waves = tiles / clusters;
   // Of a tile; under ping-pong one consumer's epilogue and the other's products go on together.
-  const auto tile_us = [&](double of_panels) {
-    const double main_us = of_panels * time.panel_us + time.tile_us;
+  const auto tile_us = [&](int64_t panels) {
+    const double main_us = (double)panels * time.panel_us + time.tile_us;
     if (!time.ping_pong) return main_us + time.epilogue_us;
     return std::max(main_us, (main_us + time.epilogue_us) / 2);
   };
-  const auto waves_us = [&](int64_t segments, int64_t of_panels) {
-    return (double)CeilDiv(segments, clusters) * tile_us((double)of_panels);
-  };
-  Config best{index, 0, 1, waves_us(tiles, of.panels)};
-  if (!left || !may_split) return best;
-  for (int64_t splits = 2; splits <= std::min<int64_t>(of.panels / 2, kMostSplits); splits++) {
-    const double nbytes = (double)(left * splits * time.cluster * time.tile_m * time.tile_n) * 8;
-    const double us = waves_us(tiles - left, of.panels) +
-                      waves_us(left * splits, CeilDiv(of.panels, splits)) + kSplitUs +
-                      nbytes / kPartialNbytesUs;
-    if (us < best.us) best = {index, (int)left, (int)splits, us};
+  Config best{index, 0, 0, (double)(waves + (left > 0)) * tile_us(of.panels)};
+  if (!left || !may_split || left * of.panels * clusters > INT32_MAX) return best;
+  for (const int64_t workers : {clusters, clusters / left * left}) {
+    const int64_t share = CeilDiv(left * of.panels, workers), parts = left + workers;
+    if (workers == left || left * of.panels / workers < 2) continue;
+    const double nbytes = (double)(parts * time.cluster * time.tile_m * time.tile_n) * 8;
+    const double us =
+        (double)waves * tile_us(of.panels) + tile_us(share) + kSplitUs + nbytes / kPartialNbytesUs;
+    if (us < best.us) best = {index, (int)left, (int)workers, us};
   }
   return best;
 }
@@ -66,7 +64,7 @@ static __global__ void ZeroKernel(unsigned* counters, int count) {
 }
 
 struct Maps {
-  CUtensorMap a, b, c, before;
+  CUtensorMap a, b, c, other;  // those of C, and of its side or C before its activation, of 16 rows
 };
 
 // Launches a GEMM of `params`, of which this fills in how tiles are distributed.
@@ -74,27 +72,30 @@ template <class E, class T, class Source, bool kExact>
 void LaunchTiles(const char* op, DLContext ctx, const Config& config, const Maps& maps,
                  Params params, const typename Source::Layout& layout, DLStream stream) {
   constexpr int kBand = 16;  // row tiles: their panels of A and a wave's of B stay in L2
-  constexpr int kParts = T::kCluster * T::kParts;
   params.row_tiles = (int)CeilDiv(CeilDiv(params.m, T::kTileM), T::kCluster);
   params.col_tiles = (int)CeilDiv(params.n, T::kTileN);
   params.band = kBand / T::kCluster;
-  params.split_tiles = config.split_tiles, params.splits = config.splits;
+  params.split_tiles = config.split_tiles, params.workers = config.workers;
+  params.groups = std::max(1, std::gcd(config.split_tiles, config.workers));
   const int64_t tiles = (int64_t)params.row_tiles * params.col_tiles * params.batch;
-  const int64_t split_segments = (int64_t)config.split_tiles * config.splits;
-  const int64_t clusters = std::min<int64_t>(Multiprocessors(ctx.device_id) / T::kCluster,
-                                             split_segments + tiles - config.split_tiles);
+  const int most = Multiprocessors(ctx.device_id) / T::kCluster;
+  const int clusters = params.split_tiles ? most : (int)std::min<int64_t>(most, tiles);
   std::optional<Scratch> partial, arrivals;
-  if (split_segments) {
-    const int64_t counters = (int64_t)config.split_tiles * kParts;
-    const int64_t nbytes = split_segments * kParts * T::kQuads * 128 * (int64_t)sizeof(float4);
-    partial.emplace(ctx, nbytes, stream);
+  const int64_t parts = params.split_tiles + params.workers + (params.in_boxes ? 0 : clusters);
+  if (parts) {
+    const int64_t of_part = T::kCluster * T::kParts * T::kQuads * 128 * (int64_t)sizeof(float4);
+    partial.emplace(ctx, parts * of_part, stream);
+    params.partial = (float4*)partial->data();
+  }
+  if (params.split_tiles) {
+    const int counters = params.split_tiles * T::kCluster * T::kParts;
     arrivals.emplace(ctx, counters * (int64_t)sizeof(unsigned), stream);
-    params.partial = (float4*)partial->data(), params.arrivals = (unsigned*)arrivals->data();
-    Launch(op, ZeroKernel, Blocks(counters), kThreads, 0, stream, params.arrivals, (int)counters);
+    params.arrivals = (unsigned*)arrivals->data();
+    Launch(op, ZeroKernel, Blocks(counters), kThreads, 0, stream, params.arrivals, counters);
   }
   LaunchClusters(op, GemmKernel<E, T, Source, kExact>, (unsigned)(clusters * T::kCluster),
                  T::kCluster, T::kThreads, T::kSharedNbytes, true, stream, maps.a, maps.b, maps.c,
-                 maps.before, params, layout);
+                 maps.other, params, layout);
 }
 
 }  // namespace hopper

@@ -174,13 +174,14 @@ __device__ __forceinline__ void StoreBox(const CUtensorMap* map, uint32_t from, 
       "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
-// Closes this thread's group of stores. One wait is for the stores' reads of shared memory, the
-// other for the stores themselves.
+// Closes this thread's group of stores. One wait is for the reads of shared memory of all but the
+// last kLeft groups, the other for the stores themselves.
 __device__ __forceinline__ void CloseStores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
+template <int kLeft = 0>
 __device__ __forceinline__ void WaitForStoresReads() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
 __device__ __forceinline__ void WaitForStores() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");

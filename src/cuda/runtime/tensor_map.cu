@@ -65,8 +65,9 @@ const char* WgmmaError(int device) {
 
 namespace {
 
-CUtensorMapDataType TypeOf(int dtype) {
-  return dtype == DL_FLOAT32    ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+CUtensorMapDataType TypeOf(int dtype, bool rounds = true) {
+  return dtype == DL_FLOAT32
+             ? rounds ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32
          : dtype == DL_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 }
@@ -92,19 +93,19 @@ template <size_t kAxes>
 CUtensorMap ArrayMap(const char* op, int dtype, const void* data,
                      const std::array<int64_t, kAxes>& extents,
                      const std::array<int64_t, kAxes - 1>& strides,
-                     const std::array<int, kAxes>& box) {
+                     const std::array<int, kAxes>& box, bool rounds) {
   const Extents<kAxes> array(DtypeNbytes(dtype), extents, strides);
   cuuint32_t of_box[kAxes], steps[kAxes];
   for (size_t k = 0; k < kAxes; k++) of_box[k] = (cuuint32_t)box[k], steps[k] = 1;
   CUtensorMap map;
-  CheckMap(op, Encoder()(&map, TypeOf(dtype), kAxes, const_cast<void*>(data), array.dimensions,
-                         array.nbytes, of_box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+  CheckMap(op, Encoder()(&map, TypeOf(dtype, rounds), kAxes, const_cast<void*>(data),
+                         array.dimensions, array.nbytes, of_box, steps,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
   return map;
 }
 template CUtensorMap ArrayMap(const char*, int, const void*, const std::array<int64_t, 3>&,
-                              const std::array<int64_t, 2>&, const std::array<int, 3>&);
+                              const std::array<int64_t, 2>&, const std::array<int, 3>&, bool);
 
 namespace {
 
@@ -146,10 +147,10 @@ CUtensorMap PixelMap(const char* op, int dtype, const void* data, const PixelMap
 }
 
 CUtensorMap BoxMap(const char* op, int dtype, const void* data, int64_t inner, int64_t outer,
-                   int64_t pitch, int64_t batch, int box_outer) {
+                   int64_t pitch, int64_t batch, int box_outer, bool rounds) {
   const int in_row = 128 / (int)DtypeNbytes(dtype);
   return ArrayMap<3>(op, dtype, data, {inner, outer, batch}, {pitch, pitch * outer},
-                     {in_row, box_outer, 1});
+                     {in_row, box_outer, 1}, rounds);
 }
 
 CUtensorMap HeadMap(const char* op, int dtype, const void* data,

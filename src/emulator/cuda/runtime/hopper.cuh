@@ -174,7 +174,10 @@ inline void StorePixels(const CUtensorMap* map, uint32_t from, int c, int w, int
   StoreBox(map, from, c, w, h, n);
 }
 inline void CloseStores() { emulator::CloseGroup(emulator::Unit::kStores); }
-inline void WaitForStoresReads() { emulator::WaitForGroups(emulator::Unit::kStores, 0); }
+template <int kLeft = 0>
+void WaitForStoresReads() {
+  emulator::WaitForGroups(emulator::Unit::kStores, kLeft);
+}
 inline void WaitForStores() { emulator::WaitForGroups(emulator::Unit::kStores, 0); }
 
 inline void StoreMatrices(uint32_t to, const uint32_t (&x)[4]) {
