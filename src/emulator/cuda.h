@@ -13,7 +13,7 @@ enum CUtensorMapDataType {
   CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
 };
 enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE };
-enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_128B };
+enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_128B };
 enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
 
@@ -23,6 +23,11 @@ struct CUtensorMap {
   int dimensions;
   uint64_t extents[kMostMapDimensions], strides[kMostMapDimensions];  // inner first; in bytes
   uint32_t box[kMostMapDimensions];
+  // Of a map of images (im2col), along w and h: the first position, how far apart they are, and how
+  // many there are, 0 in a map of boxes.
+  int first[2];
+  uint32_t step[2], count[2];
   int size;     // of an element
   bool rounds;  // float32 to tf32, as it is loaded
+  bool swizzled;
 };

@@ -8,3 +8,7 @@ using PFN_cuTensorMapEncodeTiled_v12000 = CUresult (*)(CUtensorMap*, CUtensorMap
                                                        const cuuint32_t*, CUtensorMapInterleave,
                                                        CUtensorMapSwizzle, CUtensorMapL2promotion,
                                                        CUtensorMapFloatOOBfill);
+using PFN_cuTensorMapEncodeIm2col_v12000 = CUresult (*)(
+    CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+    const int*, const int*, cuuint32_t, cuuint32_t, const cuuint32_t*, CUtensorMapInterleave,
+    CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);

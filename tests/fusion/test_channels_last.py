@@ -15,13 +15,17 @@ from dlsys import autodiff as ad
 from dlsys import functional as F
 from dlsys import nn, optim
 from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
+from dlsys.errors import NotApplicableError
+from dlsys.fusion.channels_last import FIRST, LAST
 from dlsys.graph.node import Node
+from dlsys.ndarray import array, empty, launch
 from dlsys.ops.conv.convolution import (
     convolution_op,
     data_gradient_like_op,
     filter_gradient_like_op,
 )
 from dlsys.runtime.device import gpu
+from dlsys.runtime.library import load
 from support.devices import require
 from support.fusion import lacking
 
@@ -36,6 +40,28 @@ CASES: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (  # (n, c, h, w, o,
     ((1, 5, 6, 5, 7, 2), dict(stride=3, padding=1)),
     ((2, 128, 7, 7, 64, 1), dict(stride=2)),
     ((2, 8, 6, 6, 8, 3), dict(padding=1, groups=8)),
+    ((1, 513, 3, 3, 9, 3), dict(padding=1)),
+    ((2, 3, 17, 15, 16, 7), dict(stride=2, padding=3)),
+    ((2, 1, 9, 11, 8, 5), dict(padding=((1, 2), (0, 2)), dilation=1)),
+    ((1, 3, 8, 7, 72, 3), dict(padding=2, stride=1)),
+)
+# Those that every algorithm computes, of more rows than a tile has and of parts of one.
+DENSE: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
+    ((3, 72, 13, 11, 136, 3), dict(padding=1)),
+    ((2, 64, 9, 10, 264, 3), dict(stride=2, padding=1)),
+    ((2, 40, 17, 16, 72, 5), dict(stride=3, padding=2)),
+    ((2, 64, 19, 17, 64, 3), dict(padding=2, dilation=2)),
+    ((1, 24, 7, 5, 40, 3), dict(padding=((0, 1), (2, 1)))),
+    ((2, 16, 12, 12, 8, 2), dict(stride=2)),
+    ((2, 8, 25, 9, 8, 3), dict(stride=8, padding=1)),
+    ((5, 128, 7, 7, 64, 1), dict(stride=2)),
+)
+KERNELS = [
+    f"conv2d{direction}_channels_last" for direction in ("", "_data_gradient", "_filter_gradient")
+]
+POINTWISE: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
+    ((3, 72, 14, 13, 136, 1), {}),
+    ((1, 264, 7, 7, 8, 1), {}),
 )
 
 
@@ -102,19 +128,64 @@ class Convolutions(unittest.TestCase):
         if not layout:
             lacking(executor, lambda kernel: kernel.endswith("_channels_last"))
         got = executor.run({a: fed(b, dtype) for a, b in zip(nodes, (x, f, dy))})
+        self.compare([v.asnumpy() for v in got], (x, f, dy), attrs, dtype)
+
+    def compare(
+        self, got: Sequence[Any], arrays: Sequence[Array], attrs: dict[str, Any], dtype: Any
+    ) -> None:
+        x, f, dy = arrays
+        o, k = len(f), f.shape[2]
         wanted = directions(x, f, dy, **attrs)
         scales = directions(abs(x), abs(f), abs(dy), **attrs)
         counts = (f[0].size, o * k * k, dy[:, 0].size)
         for value, right, scale, count in zip(got, wanted, scales, counts):
             limit = ROUNDING[dtype] * abs(right) + (count + 1) * 2.0**-23 * scale + 2.0**-25
-            off = abs(value.asnumpy().astype(np.float64) - right)
-            self.assertTrue((off <= limit).all(), (sizes, attrs, (off - limit).max()))
+            off = abs(np.asarray(value, np.float64) - right)
+            self.assertTrue((off <= limit).all(), (x.shape, f.shape, attrs, (off - limit).max()))
+
+    def run_by(
+        self, number: int, sizes: tuple[int, ...], attrs: dict[str, Any], dtype: Any
+    ) -> None:
+        """The kernels of all directions by an algorithm."""
+        n, c, h, w, o, k = sizes
+        attrs = dict(stride=1, padding=0, dilation=1, groups=1) | attrs
+        rng = np.random.default_rng(sum(sizes))
+        x, f = drawn(rng, (n, c, h, w), dtype), drawn(rng, (o, c, k, k), dtype)
+        node = convolution_op(ad.Variable("x", x.shape), ad.Variable("f", f.shape), **attrs)
+        windows = convolution_op.windows(node, *(one.spec for one in node.inputs)).argument
+        dy = drawn(rng, node.spec.shape, dtype)
+        images = [array(fed(one.transpose(LAST), dtype), gpu(0), dtype) for one in (x, dy)]
+        filters = array(fed(f, dtype), gpu(0), dtype)
+        results = [empty(one.shape, gpu(0), dtype) for one in (images[1], images[0], filters)]
+        inputs = (images[0], filters), (filters, images[1]), images
+        for made, name, of in zip(results, KERNELS, inputs):
+            made[:] = np.nan  # what is not written is seen
+            launch(name, gpu(0), *of, made, windows, 1, number)
+        got = [one.asnumpy().astype(np.float64) for one in results]
+        got[:2] = [one.transpose(FIRST) for one in got[:2]]
+        self.compare(got, (x, f, dy), attrs, dtype)
 
     def test_all_directions_against_float64(self) -> None:
         for layout in (True, False):
             for k, (sizes, attrs) in enumerate(CASES):
                 with self.subTest(sizes=sizes, layout=layout):
                     self.run_case(sizes, attrs, (bfloat16, FLOAT16)[k % 2], layout)
+
+    def test_every_algorithm_against_float64(self) -> None:
+        for number, name in enumerate(load().algorithms("cuda", KERNELS[0]), 1):
+            for k, (sizes, attrs) in enumerate(DENSE + POINTWISE):
+                with self.subTest(name=name, sizes=sizes):
+                    try:
+                        self.run_by(number, sizes, attrs, (bfloat16, FLOAT16)[k % 2])
+                    except NotApplicableError:
+                        self.assertTrue(name.startswith("implicit gemm"))
+                        of_pointwise = sizes[-1] == 1 and not attrs
+                        self.assertTrue(not of_pointwise or name.endswith(" 128x128"))
+
+    def test_an_algorithm_that_cannot_says_which_can(self) -> None:
+        number = load().algorithms("cuda", KERNELS[0]).index("implicit wgmma") + 1
+        with self.assertRaisesRegex(NotApplicableError, "by eight; use implicit mma"):
+            self.run_by(number, (1, 20, 5, 5, 8, 3), dict(padding=1), bfloat16)
 
 
 def block(x: Node, norm: bool) -> tuple[Node, list[Node]]:

@@ -19,7 +19,16 @@ from dlsys.runtime.device import gpu
 from dlsys.runtime.library import load
 from support.devices import EMULATED, require
 
-NARROW = (bfloat16, FLOAT16)
+TF32 = np.dtype(np.float32)  # which the tensor cores read as tf32
+DTYPES = (bfloat16, FLOAT16, TF32)
+UNITS = {**ROUNDING, TF32: 2.0**-11}
+
+
+def as_operand(x: np.ndarray, dtype: Any) -> np.ndarray:
+    """Rounded as the tensor cores would."""
+    if dtype is not TF32:
+        return rounded(x, dtype)
+    return ((x.view(np.uint32) + 0x1000) & ~np.uint32(0x1FFF)).view(np.float32)
 
 
 class Shape(NamedTuple):
@@ -47,14 +56,18 @@ def arrays(shape: Shape, dtype: Any) -> list[np.ndarray]:
     of_q = (shape.batch, shape.heads, shape.rows, shape.size)
     of_k = (shape.batch, shape.kv_heads, shape.columns, shape.size)
     made = (rng.standard_normal(of, np.float32) for of in (of_q, of_k, of_k, of_q))
-    return [rounded(x, dtype) for x in made]
+    return [as_operand(x, dtype) for x in made]
+
+
+def policy(dtype: Any) -> str:
+    return "tf32" if dtype is TF32 else "fp32"
 
 
 def computed(given: list[np.ndarray], dtype: Any, causal: bool, algo: str | None) -> list[Any]:
     """The output and the gradients of q, k and v."""
     q, k, v, dy = (ad.Variable(name, x.shape, dtype) for name, x in zip("qkvd", given))
     y = F.scaled_dot_product_attention(q, k, v, causal=causal, algo=algo)
-    executor = ad.Executor([y, *ad.gradients(y, [q, k, v], dy)], gpu(0))
+    executor = ad.Executor([y, *ad.gradients(y, [q, k, v], dy)], gpu(0), policy(dtype))
     feeds = dict(zip((q, k, v, dy), given))
     return [x.astype(np.float64) for x in executor.run(feeds, convert_to_numpy_ret_vals=True)]
 
@@ -66,7 +79,7 @@ def reference(
     products are rounded, as is each result, and with y the sum of y dy of its row.
     """
     q, k, v, dy = (x.astype(np.float64) for x in given)
-    group, scale, unit = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5, ROUNDING[dtype]
+    group, scale, unit = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5, UNITS[dtype]
     k, v = (np.repeat(x, group, axis=1) for x in (k, v))
     summed = lambda x: x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(axis=2)  # noqa: E731
     scores = np.einsum("nhld,nhsd->nhls", q, k) * scale
@@ -110,7 +123,7 @@ class FlashAttention(unittest.TestCase):
             self.assertTrue((off <= 0).all(), f"{name} is off by {off.max():.3g} too much")
 
     def test_every_shape(self) -> None:
-        for shape, dtype, causal in itertools.product(SHAPES, NARROW, (False, True)):
+        for shape, dtype, causal in itertools.product(SHAPES, DTYPES, (False, True)):
             if EMULATED and dtype is FLOAT16 and shape not in SHAPES[:3]:
                 continue  # slow there, and the kernels are one template
             with self.subTest(shape=shape, dtype=str(dtype), causal=causal):
@@ -139,34 +152,52 @@ class FlashAttention(unittest.TestCase):
                     np.testing.assert_array_equal(one.astype(np.float64), other)
 
     def test_the_same_bits_each_time(self) -> None:
-        given = arrays(SHAPES[2], bfloat16)
-        first, again = (computed(given, bfloat16, True, "flash") for _ in range(2))
-        for x, y in zip(first, again):
-            np.testing.assert_array_equal(x, y)
+        for dtype in (bfloat16, TF32):
+            given = arrays(SHAPES[2], dtype)
+            first, again = (computed(given, dtype, True, "flash") for _ in range(2))
+            for x, y in zip(first, again):
+                np.testing.assert_array_equal(x, y)
 
     def test_later_keys_do_not_leak(self) -> None:
-        given = arrays(Shape(1, 1, 1, 200, 200, 64), bfloat16)
-        before = computed(given, bfloat16, True, "flash")[0]
-        for x in given[1:3]:
-            x[:, :, 150:] = 7
-        after = computed(given, bfloat16, True, "flash")[0]
-        np.testing.assert_array_equal(before[:, :, :150], after[:, :, :150])
-        self.assertTrue((before[:, :, 150:] != after[:, :, 150:]).any())
+        for dtype, size in itertools.product((bfloat16, TF32), (64, 72)):
+            with self.subTest(dtype=str(dtype), size=size):
+                given = arrays(Shape(1, 1, 1, 200, 200, size), dtype)
+                before = computed(given, dtype, True, "flash")[0]
+                for x in given[1:3]:
+                    x[:, :, 150:] = 7
+                after = computed(given, dtype, True, "flash")[0]
+                np.testing.assert_array_equal(before[:, :, :150], after[:, :, :150])
+                self.assertTrue((before[:, :, 150:] != after[:, :, 150:]).any())
+
+    def test_nan_goes_where_it_is_seen(self) -> None:
+        """A key of NaN makes all rows that see it NaN and no other, and the gradients of all keys
+        that such a row sees; the next sample, which is NaN, is not read.
+        """
+        for dtype in (bfloat16, TF32):
+            given = arrays(Shape(2, 1, 1, 100, 100, 64), dtype)
+            given[1][1] = given[2][1] = np.nan
+            given[1][0, :, 70] = np.nan
+            y, dq, dk, dv = computed(given, dtype, True, "flash")
+            self.assertTrue(np.isfinite(y[0, :, :70]).all())
+            self.assertTrue(np.isnan(y[0, :, 70:]).all() and np.isnan(dq[0, :, 70:]).all())
+            self.assertTrue(np.isnan(dk[0]).all() and np.isnan(dv[0]).all())
+            self.assertTrue(np.isnan(y[1]).all())
 
     def test_auto_takes_it(self) -> None:
-        given = arrays(SHAPES[2], bfloat16)
-        own, named, other = (
-            computed(given, bfloat16, True, algo) for algo in (None, "flash", "tiled")
-        )
-        for x, y, z in zip(own, named, other):
-            np.testing.assert_array_equal(x, y)
-            self.assertTrue((x != z).any(), "tiled has the same bits: this shows nothing")
+        for dtype in (bfloat16, TF32):
+            given = arrays(SHAPES[2], dtype)
+            own, named, other = (
+                computed(given, dtype, True, algo) for algo in (None, "flash", "tiled")
+            )
+            for x, y, z in zip(own, named, other):
+                np.testing.assert_array_equal(x, y)
+                self.assertTrue((x != z).any(), "tiled has the same bits: this shows nothing")
 
     def test_refusals_name_what_serves(self) -> None:
         q, k, v = (rounded(x, bfloat16) for x in arrays(SHAPES[1], bfloat16)[:3])
         cases: list[tuple[str, Any, dict[str, Any]]] = [
             ("no mask or lengths", bfloat16, dict(lengths=np.array([5]))),
-            ("bfloat16 and float16", np.dtype(np.float32), {}),
+            ("float32 at precision tf32", np.dtype(np.float32), {}),
         ]
         for text, dtype, options in cases:
             nodes = [ad.Variable(name, x.shape, dtype) for name, x in zip("qkv", (q, k, v))]

@@ -15,8 +15,8 @@ from dlsys import autodiff as ad
 from dlsys import functional as F
 from dlsys import nn, train
 from dlsys.errors import DataError, GraphError
-from dlsys.runtime.device import cpu, gpu, unavailable
 from dlsys.ops.random.token import draw_token
+from dlsys.runtime.device import cpu, gpu, unavailable
 from dlsys.train import safetensors
 from support.gradcheck import check_gradients
 

@@ -95,7 +95,7 @@ class DataParallel:
         order = find_topo_sort(fetches)
         rounds: dict[Node, tuple[Node | None, int]] = {}  # of each gradient: when it is used
         for node in order:
-            for k in node.op.descends_by:
+            for k in node.op.gradient_inputs:
                 gradient = node.inputs[k]
                 if not (gradient.op.constant_fill or gradient.op.communicates):
                     rounds[gradient] = _round(node)

@@ -16,12 +16,13 @@ from ..arguments.kinds import Instance, Int
 from ..arguments.signature import Signature
 from ..dtypes import bfloat16
 from ..graph.lines import attributed_to
-from ..graph.node import Node
+from ..graph.node import Node, Op
 from ..graph.spec import Spec
 from ..ops.axes import normalize_axes
 from ..ops.conv.convolution import convolution_op, data_gradient_op, filter_gradient_op
 from ..ops.conv.geometry import Windows
 from ..ops.conv.pooling import max_pool_gradient_op, max_pool_op
+from ..ops.matmul import algorithm_number
 from ..ops.movement import broadcast_to_op, reshape_op, transpose_op
 from ..ops.norm.batch_norm import (
     batch_normalize_gradient_op,
@@ -31,6 +32,7 @@ from ..ops.norm.batch_norm import (
 )
 from ..ops.reduce import mean_op, sum_op
 from ..passes.pipeline import Options, Pass
+from ..rungs import HEURISTIC
 from ..runtime.target import Target
 from .body import Body, Fused, close
 from .rewrite import Graph, exchange, value_of
@@ -51,12 +53,13 @@ class OverImages(Fused):
 class Convolution(OverImages):
     """A convolution or a gradient of it."""
 
+    tunable = True
     signature = Signature(
         "*inputs", body=Instance(Body), windows=Instance(Windows), groups=Int(low=1)
     )
 
     def scalars(self, node: Node) -> tuple[Any, ...]:
-        return (*super().scalars(node), node.attrs["groups"])
+        return (*super().scalars(node), node.attrs["groups"], algorithm_number(node))
 
 
 conv2d_channels_last_op = Convolution("conv2d_channels_last")
@@ -89,6 +92,13 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
         with attributed_to(node):
             layout.visit(node)
     return exchange(fetches, layout.replaced)
+
+
+def stands_for(op: Op) -> tuple[Convolution, tuple[int, ...], bool]:
+    """Of a convolution or a gradient of it: the operator with channels last, which of its inputs
+    are images, and whether its result is.
+    """
+    return _CONVOLUTIONS[op][:3]
 
 
 class _Layout:
@@ -160,9 +170,9 @@ class _Layout:
         dtype = node.spec.dtype
         if "algo" in node.attrs or not self._target.has(op.kernel, dtype):
             return
-        arrays = _last_spec(specs[x]), specs[f], _last_spec(specs[y])
+        arrays = last_spec(specs[x]), specs[f], last_spec(specs[y])
         if all(s.dtype == dtype for s in specs) and self._target.fits(
-            "conv2d_channels_last", *arrays, windows.argument, groups
+            "conv2d_channels_last", *arrays, windows.argument, groups, HEURISTIC.number
         ):
             made = self._over_images(op, node, images, windows=windows, groups=groups)
             if is_image:
@@ -247,7 +257,8 @@ def _flat_spec(spec: Spec) -> Spec:
     return spec._replace(shape=(n * h * w, c))
 
 
-def _last_spec(spec: Spec) -> Spec:
+def last_spec(spec: Spec) -> Spec:
+    """That of images (N, C, H, W), with the channels last."""
     return spec._replace(shape=tuple(spec.shape[k] for k in LAST))
 
 

@@ -107,7 +107,7 @@ class Op:
     # Inputs (Parameters) that it updates; its outputs are their new values.
     writes: tuple[int, ...] = ()
     # Of an update: the inputs that are gradients of what it writes, which ranks average.
-    descends_by: tuple[int, ...] = ()
+    gradient_inputs: tuple[int, ...] = ()
     communicates: bool = False  # with other ranks, all of which run such operators in one order
     # Inputs (constants of zeros) that its kernel uses as workspace and leaves as zeros again.
     zeroed_workspace: tuple[int, ...] = ()

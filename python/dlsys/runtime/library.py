@@ -128,6 +128,8 @@ class Library:
             for entry in self._entries
         ]
         self.index = {key: position for position, key in enumerate(keys)}
+        # Of a kernel's first storage type: its algorithms are those of all.
+        self._positions = {key[:2]: k for k, key in reversed(list(enumerate(keys)))}
         self.signature = {
             key[:2]: entry.sig.decode() for key, entry in zip(keys, self._entries, strict=True)
         }
@@ -168,7 +170,7 @@ class Library:
         """
         key = (device_name, name)
         if key not in self._algorithms:
-            position = self.index[device_name, name, FLOAT32]
+            position = self._positions[key]
             name_of = functools.partial(self.cdll.DLAlgorithmName, position)
             names = iter(map(name_of, itertools.count(1)).__next__, None)
             self._algorithms[key] = tuple(text.decode() for text in names)
@@ -179,8 +181,8 @@ class Library:
         DeviceError, with the reason, where that library cannot be used.
         """
         text = ctypes.c_char_p()
-        index = self.index[device_name, name, FLOAT32]
-        self.check(self.cdll.DLAlgorithmSource(index, number, ctypes.byref(text)))
+        position = self._positions[device_name, name]
+        self.check(self.cdll.DLAlgorithmSource(position, number, ctypes.byref(text)))
         return (text.value or b"").decode()
 
     def fits(self, device_name: str, name: str, *arguments: Any, device_id: int = 0) -> bool:

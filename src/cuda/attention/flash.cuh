@@ -13,7 +13,7 @@ struct FlashProblem {
   int64_t batch, heads, kv_heads;  // kv_heads divides heads
   int64_t rows, columns, size;
   AttentionLayout of_q, of_k, of_v, of_y;  // and of their gradients
-  int dtype;                               // of 16 bits
+  int dtype;                               // of 16 bits, or float32, multiplied as tf32
   float scale;
   bool causal;  // row r sees the columns up to r
   DLContext ctx;
@@ -21,6 +21,7 @@ struct FlashProblem {
 
 // Why it cannot run, or "". Strides, of size % 8 == 0 too, are multiples of 16 bytes then.
 const char* FlashError(const FlashProblem& problem);
+
 
 struct FlashForward {
   const void *q, *k, *v;

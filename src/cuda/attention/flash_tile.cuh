@@ -1,10 +1,18 @@
-// What the kernels of flash attention share: tiles in shared memory, in boxes of 64 columns with a
-// swizzle of 128 bytes, their products on the tensor cores of sm_90a, and the order of tiles.
+// What the kernels of flash attention share: tiles in shared memory, in boxes of 128 bytes of each
+// row, swizzled, their products on the tensor cores of sm_90a, and the order of tiles.
 // flash_forward.cu and flash_backward.cu have the algorithms and what limits them.
+//
+// wgmma reads operands of tf32 along K only, so that float32 arrays whose positions are summed over
+// have transposed copies (transposed.cu), in which each eight positions lie as tf32 operands in
+// registers count the columns of accumulators: the even ones first.
 #pragma once
 #include <algorithm>
+#include <initializer_list>
+#include <optional>
+#include <type_traits>
 
 #include "cuda/attention/flash.cuh"
+#include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/hopper.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/ring.cuh"
@@ -27,33 +35,44 @@ struct Tile {
 };
 
 // Heads of which each takes so many tiles, on so many blocks. Those of a band share k and v, or q
-// and dy, in L2. Under a causal mask a block takes pairs of tiles, see Turns.
+// and dy, in L2; `width` is of a band, `last` of the last one. Under a causal mask a block takes
+// pairs of tiles, see Turns.
 struct Grid {
-  int tiles, samples, band, blocks;
+  int tiles, samples, blocks;
   int rounds, rest;  // of pairs: each block takes so many, and so many are left
+  Divisor of_band, width, last;
 };
 
-inline Grid GridOf(int64_t tiles, int64_t samples, int64_t nbytes_of_sample, int64_t group,
-                   int multiprocessors) {
+inline Grid GridOf(int64_t tiles, int64_t samples, bool causal, int64_t nbytes_of_sample,
+                   int64_t group, int multiprocessors) {
   constexpr int64_t kOfL2 = 24 << 20;
-  const int64_t band = kOfL2 / std::max<int64_t>(nbytes_of_sample, 1) * group;
+  const int64_t most = kOfL2 / std::max<int64_t>(nbytes_of_sample, 1) * group;
+  const int64_t band = std::clamp(most, std::min(group, samples), samples);
   const int64_t blocks = std::min<int64_t>(tiles * samples, multiprocessors);
-  const int64_t pairs = CeilDiv(tiles, 2) * samples;
+  const int64_t of_head = CeilDiv(tiles, 2), pairs = of_head * samples;
   const int64_t rounds = std::max<int64_t>(pairs / blocks - 1, 0);
-  return {(int)tiles,  (int)samples, (int)std::clamp(band, std::min(group, samples), samples),
-          (int)blocks, (int)rounds,  (int)(pairs - rounds * blocks)};
+  const int64_t last = samples % band ? samples % band : band;
+  return {(int)tiles,
+          (int)samples,
+          (int)blocks,
+          (int)rounds,
+          (int)(pairs - rounds * blocks),
+          Divisor(band * (causal ? of_head : tiles)),
+          Divisor(band),
+          Divisor(last)};
 }
 
 // A tile by its number within its head, and the head.
 struct Position {
   int tile, sample;
 };
-// The position of `index` where each head has so many.
-__device__ __forceinline__ Position PositionOf(const Grid& grid, int tiles, int index) {
-  const int of_band = grid.band * tiles;
-  const int band = index / of_band, in_band = index % of_band;
-  const int width = min(grid.band, grid.samples - band * grid.band);
-  return {in_band / width, band * grid.band + in_band % width};
+// The position of `index`, of a tile or of a pair.
+__device__ __forceinline__ Position PositionOf(const Grid& grid, int index) {
+  const int band = index / grid.of_band, in_band = index - band * (int)grid.of_band.value;
+  const int first = band * (int)grid.width.value;
+  const Divisor width = first + (int)grid.width.value > grid.samples ? grid.last : grid.width;
+  const int tile = in_band / width;
+  return {tile, first + in_band - tile * (int)width.value};
 }
 
 // The tiles of a block, by a fixed order. All are of one length: every so-many-th. Under a causal
@@ -71,7 +90,7 @@ class Turns {
     } else {
       const int index = turn_++ * grid.blocks + (int)blockIdx.x;
       if (index >= grid.tiles * grid.samples) return false;
-      at = PositionOf(grid, grid.tiles, index);
+      at = PositionOf(grid, index);
       return true;
     }
   }
@@ -90,7 +109,7 @@ class Turns {
         shorter = slot >= grid.rest;
         pair = grid.rounds * blocks + (shorter ? 2 * grid.rest - 1 - slot : slot);
       }
-      at = PositionOf(grid, (grid.tiles + 1) / 2, pair);
+      at = PositionOf(grid, pair);
       const int other = grid.tiles - 1 - at.tile;
       if (shorter && other == at.tile) continue;  // the middle one is no pair
       if (shorter) at.tile = other;
@@ -103,11 +122,24 @@ class Turns {
 
 // What all kernels know of a problem.
 struct Shape {
-  int rows, columns, heads, group;  // `group` heads of q share one of k and v
+  int rows, columns;
+  Divisor heads, kv_heads, group;  // `group` heads of q share one of k and v
   Grid grid;
 
-  // Heads of k and v of a sample.
-  __device__ __forceinline__ int KvHeads() const { return heads / group; }
+  Shape() = default;
+  explicit Shape(const FlashProblem& p)
+      : rows((int)p.rows),
+        columns((int)p.columns),
+        heads(p.heads),
+        kv_heads(p.kv_heads),
+        group(p.heads / p.kv_heads) {}
+};
+
+// A head of a sample by its number among all.
+struct Head {
+  int number, sample;
+  __device__ __forceinline__ Head(int of_all, const Divisor& heads)
+      : number(of_all - of_all / heads * (int)heads.value), sample(of_all / heads) {}
 };
 
 // The tiles of rows of a block. The last rows of a head come first, since under a causal mask they
@@ -162,27 +194,50 @@ __device__ __forceinline__ void ReleaseStage(uint32_t barriers, int pair, int st
   if (threadIdx.x % 32 == 0) ArriveAt(Empty(barriers, pair + stage), 0);
 }
 
-// Begins to copy a tile, all of it within one row of boxes. `sample` is of `heads` a batch.
-template <int kRows, int kSize>
+// Whether elements are multiplied as tf32; those of a row of a box, and the columns that an
+// instruction multiplies.
+template <class E>
+constexpr bool kTf32 = sizeof(E) == sizeof(float);
+template <class E>
+constexpr int kOfBox = 128 / (int)sizeof(E);
+template <class E>
+constexpr int kDepth = 32 / (int)sizeof(E);
+
+// Begins to copy a tile of a head, all of it within one row of boxes.
+template <class E, int kRows, int kSize>
 __device__ __forceinline__ void LoadTile(uint32_t to, const CUtensorMap* map, uint32_t barrier,
-                                         int row, int sample, int heads) {
-#pragma unroll
-  for (int box = 0; box < kSize / 64; box++)
-    LoadBox(to + box * kRows * 128, map, barrier, box * 64, row, sample % heads, sample / heads);
+                                         int row, const Head& head) {
+#pragma unroll 1  // a producer has few registers
+  for (int box = 0; box < kSize / kOfBox<E>; box++)
+    LoadBox(to + box * kRows * 128, map, barrier, box * kOfBox<E>, row, head.number, head.sample);
+}
+
+// The same of a tile whose rows are summed over: with tf32 of the transposed copy.
+template <class E, int kRows, int kSize>
+__device__ __forceinline__ void LoadSummed(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                           int row, const Head& head) {
+  if constexpr (kTf32<E>) {
+#pragma unroll 1
+    for (int box = 0; box < kRows / kOfBox<E>; box++)
+      LoadBox(to + box * kSize * 128, map, barrier, row + box * kOfBox<E>, 0, head.number,
+              head.sample);
+  } else {
+    LoadTile<E, kRows, kSize>(to, map, barrier, row, head);
+  }
 }
 
 // Accumulators of 64 rows of a product, by eight columns, and as an operand of the next product.
 template <int kColumns>
 using Sums = float[kColumns / 8][4];
-template <int kColumns>
-using Operand = uint32_t[kColumns / 16][4];
+template <class E, int kColumns>
+using Operand = uint32_t[kColumns / kDepth<E>][4];
 
 // Begins d = a bᵀ over rows of kSize elements. `a` is where 64 rows begin of a tile of kRowsA.
 template <class E, int kSize, int kRowsA, int kColumns>
 __device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4], uint32_t a, uint32_t b) {
   const uint64_t of_a = Descriptor(a, 16, 1024), of_b = Descriptor(b, 16, 1024);
 #pragma unroll
-  for (int step = 0; step < kSize / 16; step++) {
+  for (int step = 0; step < kSize / kDepth<E>; step++) {
     const int box = step / 4, in_box = step % 4 * 32;
     MultiplyAdd<E, false, false>(d, Advanced(of_a, box * kRowsA * 128 + in_box),
                                  Advanced(of_b, box * kColumns * 8 * 128 + in_box), step > 0);
@@ -190,15 +245,36 @@ __device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4], uint32_t a
   CloseProducts();
 }
 
-// Begins d += a b, b a tile of as many rows as a has columns.
+// Begins d += a b, b a tile of as many rows as a has columns, with tf32 its transposed copy; or
+// d = a b, where there is no d yet.
 template <class E, int kSteps, int kColumns>
 __device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4],
-                                             const uint32_t (&a)[kSteps][4], uint32_t b) {
-  const uint64_t of_b = Descriptor(b, kSteps * 16 * 128, 1024);
+                                             const uint32_t (&a)[kSteps][4], uint32_t b,
+                                             bool accumulate = true) {
+  const uint64_t of_b = Descriptor(b, kTf32<E> ? 16 : kSteps * 16 * 128, 1024);
 #pragma unroll
-  for (int step = 0; step < kSteps; step++)
-    MultiplyAdd<E, true>(d, a[step], Advanced(of_b, step * 2048), true);
+  for (int step = 0; step < kSteps; step++) {
+    const int at = kTf32<E> ? step / 4 * kColumns * 8 * 128 + step % 4 * 32 : step * 2048;
+    MultiplyAdd<E, !kTf32<E>>(d, a[step], Advanced(of_b, at), accumulate || step > 0);
+  }
   CloseProducts();
+}
+
+// Reads a warpgroup's 64 rows of a tile of kRows as an operand, which takes tf32 from registers at
+// half the shared memory's reads.
+template <int kSize, int kRows>
+__device__ __forceinline__ void ReadOperand(uint32_t (&a)[kSize / 8][4],
+                                            const unsigned char* rows) {
+  const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4;
+#pragma unroll
+  for (int step = 0; step < kSize / 8; step++) {
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+      const int at = row + part % 2 * 8, chunk = step % 4 * 2 + part / 2;
+      a[step][part] = *(const uint32_t*)(rows + step / 4 * kRows * 128 + at * 128 +
+                                         (chunk ^ at % 8) * 16 + column * 4);
+    }
+  }
 }
 
 template <int kColumns>
@@ -222,24 +298,52 @@ __device__ __forceinline__ void Hide(float (&scores)[kColumns][4], int row, int 
   }
 }
 
-// Accumulators of a product are laid out as two operands of the next one, side by side.
-template <class E, int kSteps>
-__device__ __forceinline__ void Round(const float (&d)[kSteps * 2][4], uint32_t (&to)[kSteps][4]) {
+// The bits of a number that tensor cores cut to tf32, rounded to nearest; a weight is no less than
+// 0, and NaN, the largest of such bits, stays NaN.
+__device__ __forceinline__ uint32_t Tf32OfWeight(float x) {
+  return min(__float_as_uint(x) + 0x1000u, 0x7fffffffu);
+}
+
+// A weight from the operand that Round made of it, which spares the registers of the weights.
+template <int kSteps>
+__device__ __forceinline__ float WeightOfTf32(const uint32_t (&operand)[kSteps][4], int j, int e) {
+  return __uint_as_float(operand[j][e % 2 * 2 + e / 2] - 0x1000u);
+}
+
+// Accumulators of a product are laid out as operands of the next one: of 16 bits two side by side
+// as one, of tf32 with the even columns first.
+template <class E, bool kWeights, int kSteps>
+__device__ __forceinline__ void Round(const float (&d)[kSteps * kDepth<E> / 8][4],
+                                      uint32_t (&to)[kSteps][4]) {
 #pragma unroll
   for (int step = 0; step < kSteps; step++) {
 #pragma unroll
     for (int part = 0; part < 4; part++) {
-      const float (&x)[4] = d[step * 2 + part / 2];
-      to[step][part] = Packed<E>(x[part % 2 * 2], x[part % 2 * 2 + 1]);
+      if constexpr (kTf32<E>) {
+        const float x = d[step][part % 2 * 2 + part / 2];
+        to[step][part] = kWeights ? Tf32OfWeight(x) : __float_as_uint(RoundedToTf32(x));
+      } else {
+        const float (&x)[4] = d[step * 2 + part / 2];
+        to[step][part] = Packed<E>(x[part % 2 * 2], x[part % 2 * 2 + 1]);
+      }
     }
   }
 }
+
+// Where rows of a head are written: 16-bit elements by TMA, float32 by ordinary stores of 32 bytes.
+struct Rows {
+  float* data;
+  AttentionLayout layout;
+  int count, size;
+};
+template <class E>
+using Result = std::conditional_t<kTf32<E>, Rows, CUtensorMap>;
 
 // Stores a warpgroup's 64 rows by way of shared memory; rows behind the last one are not written.
 // `number` is of the warpgroup's barrier.
 template <class E, int kColumns>
 __device__ __forceinline__ void StoreRows(const float (&d)[kColumns][4], const CUtensorMap* map,
-                                          uint32_t staging, int row, int sample, int heads,
+                                          uint32_t staging, int row, const Head& head,
                                           int number) {
   const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const int r = thread / 32 * 16 + l % 16;  // of the row whose address this lane gives
@@ -258,24 +362,103 @@ __device__ __forceinline__ void StoreRows(const float (&d)[kColumns][4], const C
   if (thread == 0) {
 #pragma unroll
     for (int box = 0; box < kColumns / 8; box++)
-      StoreBox(map, staging + box * 64 * 128, box * 64, row, sample % heads, sample / heads);
+      StoreBox(map, staging + box * 64 * 128, box * 64, row, head.number, head.sample);
     CloseStores();
   }
 }
 
-// Maps of arrays of rows and of keys, in boxes of `rows` positions of a head.
+template <class E, int kColumns>
+__device__ __forceinline__ void StoreRows(const float (&d)[kColumns][4], const Rows* to, uint32_t,
+                                          int row, const Head& head, int) {
+  const int thread = threadIdx.x % 128, column = thread % 4 * 2;
+  row += thread / 32 * 16 + thread % 32 / 4;
+  float* at = to->data + to->layout.At(head.sample, head.number, row) + column;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) {
+      if (row + half * 8 < to->count && j * 8 + column < to->size)
+        *(float2*)(at + half * 8 * to->layout.position + j * 8) =
+            make_float2(d[j][half * 2], d[j][half * 2 + 1]);
+    }
+  }
+}
+
+// An array of rows, or of keys, of so many heads of a sample.
+struct Heads {
+  void* data;
+  AttentionLayout layout;
+  int64_t positions, heads;
+};
+inline Heads RowsOf(const FlashProblem& p, const AttentionLayout& layout, const void* data) {
+  return {const_cast<void*>(data), layout, p.rows, p.heads};
+}
+inline Heads KeysOf(const FlashProblem& p, const AttentionLayout& layout, const void* data) {
+  return {const_cast<void*>(data), layout, p.columns, p.kv_heads};
+}
+
+// Its map, in boxes of `rows` positions of a head.
 template <class E>
-CUtensorMap MapOfRows(const char* op, const FlashProblem& p, const AttentionLayout& layout,
-                      const void* data, int rows) {
-  return HeadMap(op, kDtype<E>, data, {p.size, p.rows, p.heads, p.batch},
-                 {layout.position, layout.head, layout.batch}, rows);
+CUtensorMap MapOf(const char* op, const FlashProblem& p, const Heads& x, int rows) {
+  return HeadMap(op, kDtype<E>, x.data, {p.size, x.positions, x.heads, p.batch},
+                 {x.layout.position, x.layout.head, x.layout.batch}, rows);
 }
 template <class E>
-CUtensorMap MapOfKeys(const char* op, const FlashProblem& p, const AttentionLayout& layout,
-                      const void* data, int rows) {
-  return HeadMap(op, kDtype<E>, data, {p.size, p.columns, p.kv_heads, p.batch},
-                 {layout.position, layout.head, layout.batch}, rows);
+Result<E> ResultOf(const char* op, const FlashProblem& p, const Heads& x) {
+  if constexpr (kTf32<E>)
+    return {(float*)x.data, x.layout, (int)x.positions, (int)p.size};
+  else
+    return MapOf<E>(op, p, x, 64);
 }
+
+// Copies an array of float32 to (batch, heads, size, pitch). The even ones of each eight positions
+// come first; those that pad are 0.
+void RunTransposition(const char* op, const FlashProblem& p, const Heads& x, int64_t pitch,
+                      float* to, DLStream stream);
+
+// Arrays whose positions are summed over: with tf32 their transposed copies, else themselves.
+template <class E>
+class SummedArrays {
+ public:
+  SummedArrays(const char* op, const FlashProblem& p, std::initializer_list<Heads> arrays,
+               DLStream stream)
+      : op_(op), p_(p) {
+    if constexpr (kTf32<E>) {
+      int64_t numel = 0;
+      for (const Heads& x : arrays) numel += Numel(x);
+      copies_.emplace(p.ctx, numel * (int64_t)sizeof(float), stream);
+      float* to = copies_->floats();
+      next_ = to;
+      for (const Heads& x : arrays) {
+        RunTransposition(op, p, x, Pitch(x), to, stream);
+        to += Numel(x);
+      }
+    }
+  }
+
+  // The maps of the arrays, in their order, by tiles of `rows` positions and kSize.
+  template <int kSize>
+  CUtensorMap NextMap(const Heads& x, int rows) {
+    if constexpr (kTf32<E>) {
+      const int64_t pitch = Pitch(x), of_head = p_.size * pitch;
+      const float* data = next_;
+      next_ += Numel(x);
+      return HeadMap(op_, kDtype<E>, data, {pitch, p_.size, x.heads, p_.batch},
+                     {pitch, of_head, x.heads * of_head}, kSize);
+    } else {
+      return MapOf<E>(op_, p_, x, rows);
+    }
+  }
+
+ private:
+  static int64_t Pitch(const Heads& x) { return CeilDiv(x.positions, 8) * 8; }
+  int64_t Numel(const Heads& x) const { return p_.batch * x.heads * p_.size * Pitch(x); }
+
+  const char* op_;
+  const FlashProblem& p_;
+  std::optional<Scratch> copies_;
+  const float* next_ = nullptr;
+};
 
 }  // namespace flash
 }  // namespace cuda

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "cuda/conv/channels_last.cuh"
+#include "cuda/conv/channels_last_hopper.cuh"
 #include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -512,6 +513,16 @@ void LaunchFilterGradient(const Call& at, const FilterGradientTask<T>& task, uns
   Launch(at.op, kernel, blocks, kThreads, Tile::kNbytes, at.stream, task);
 }
 
+// True where it does not run here, by mma. A kernel that is named and cannot fails.
+bool OnHopper(const Call& at, const Conv& c, Pass pass, const void* x, const void* f,
+              const void* y) {
+  const char* refusal = HopperRefusal(at, c, pass, x, f, y);
+  if (refusal && at.kernel != Kernel::kHeuristic && at.kernel != Kernel::kMma)
+    FailWith(DL_NOT_APPLICABLE, "%s: this algorithm cannot compute this: %s; use implicit mma",
+             at.op, refusal);
+  return !refusal && at.kernel != Kernel::kMma;
+}
+
 // So many splits of K that every multiprocessor has two blocks, of four stages or more.
 int64_t SplitsOf(const Call& at, int64_t tiles, int64_t positions) {
   const int64_t wanted = 2 * Multiprocessors(at.ctx.device_id) / tiles;
@@ -531,6 +542,7 @@ bool Serves(DLContext ctx, const Conv& c) {
 
 template <class T>
 void Forward(const Call& at, const Conv& c, const T* x, const T* f, const T* bias, T* y) {
+  if (OnHopper(at, c, Pass::kForward, x, f, y)) return ForwardOnHopper(at, c, x, f, bias, y);
   const Correlation correlation = dlsys::Forward(c, nullptr, nullptr, nullptr, nullptr);
   const int64_t kernel = Size(c.kernel), numel = c.o * c.GroupChannels() * kernel;
   if (kernel == 1) return Correlate(at, correlation, c.kernel, x, f, bias, y);
@@ -541,6 +553,8 @@ void Forward(const Call& at, const Conv& c, const T* x, const T* f, const T* bia
 
 template <class T>
 void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx) {
+  if (OnHopper(at, c, Pass::kDataGradient, dx, f, dy))
+    return DataGradientOnHopper(at, c, f, dy, dx);
   const int64_t numel = c.o * c.GroupChannels() * Size(c.kernel);
   const Scratch filter(at.ctx, numel * (int64_t)sizeof(T), at.stream);
   // To (groups, channels, kernel, filters).
@@ -553,6 +567,8 @@ void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx)
 
 template <class T>
 void FilterGradient(const Call& at, const Conv& c, const T* x, const T* dy, T* df) {
+  if (OnHopper(at, c, Pass::kFilterGradient, x, df, dy))
+    return FilterGradientOnHopper(at, c, x, dy, df);
   const int64_t channels = c.GroupChannels(), kernel = Size(c.kernel), filters = c.GroupFilters();
   const int64_t cols = channels * kernel, positions = c.n * Size(c.out);
   const int64_t height = filters <= 64 ? 64 : 128, width = height == 128 && cols <= 64 ? 64 : 128;

@@ -9,10 +9,17 @@ namespace dlsys {
 namespace cuda {
 namespace channels_last {
 
+// kMma is implicit GEMM by mma, from sm_80 on. For sm_90a, kWgmma is the same by wgmma and TMA, and
+// kGemm the GEMM that a 1 x 1 filter at stride 1 is.
+enum class Kernel { kHeuristic, kMma, kWgmma, kGemm };
+
+// The operator's name for messages, where it runs, and by which kernel and which of its tilings.
 struct Call {
   const char* op;
   DLContext ctx;
   DLStream stream;
+  Kernel kernel = Kernel::kHeuristic;
+  int tiling = kHeuristic;
 };
 
 // True where it computes a convolution: from sm_80 on, sizes within int, groups of enough channels.

@@ -3,7 +3,8 @@
 // computes them. Results overlap no input.
 #include <algorithm>
 
-#include "cuda/conv/channels_last.cuh"
+#include "cuda/conv/channels_last_hopper.cuh"
+#include "cuda/gemm/hopper.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
@@ -44,32 +45,73 @@ Conv CheckedCall(const char* op, const DLArray* x, const DLArray* f, const DLArr
   return conv;
 }
 
+// The algorithms by number, from 1 on: all are of the rung `implicit`.
+struct Choices {
+  struct Choice {
+    channels_last::Kernel kernel;
+    int tiling;
+  };
+  std::vector<Choice> choices;
+  std::vector<Algorithm> algorithms;
+
+  Choices() {
+    using channels_last::Kernel;
+    Add("implicit", Kernel::kHeuristic, {});
+    Add("implicit mma", Kernel::kMma, {});
+    Add("implicit wgmma", Kernel::kWgmma, channels_last::WgmmaTilings());
+    Add("implicit gemm", Kernel::kGemm, HopperTilings());
+  }
+  void Add(const std::string& name, channels_last::Kernel kernel,
+           const std::vector<std::string>& tilings) {
+    for (int k = kHeuristic; k < (int)tilings.size(); k++) {
+      choices.push_back({kernel, k});
+      algorithms.push_back({k < 0 ? name : name + " " + tilings[k], nullptr});
+    }
+  }
+};
+const Choices& AllChoices() {
+  static const Choices* const all = new Choices;
+  return *all;
+}
+const std::vector<Algorithm>& AlgorithmsOf() { return AllChoices().algorithms; }
+
+channels_last::Call CallOf(const char* op, DLContext ctx, DLStream stream, int64_t algorithm) {
+  const auto& choices = AllChoices().choices;
+  if (algorithm < 0 || algorithm > (int64_t)choices.size())
+    Fail("%s: there is no algorithm %ld, expected 0 to %ld", op, (long)algorithm,
+         (long)choices.size());
+  const Choices::Choice choice = choices[algorithm ? algorithm - 1 : 0];
+  return {op, ctx, stream, choice.kernel, choice.tiling};
+}
+
 template <class T>
 void Forward(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
-             int64_t groups, DLStream stream) {
-  const channels_last::Call at{"conv2d_channels_last", y->ctx, stream};
+             int64_t groups, int64_t algorithm, DLStream stream) {
+  const channels_last::Call at = CallOf("conv2d_channels_last", y->ctx, stream, algorithm);
   const Conv conv = CheckedCall(at.op, x, f, y, windows, groups);
   channels_last::Forward<T>(at, conv, In<T>(at.op, x), In<T>(at.op, f), nullptr, Out<T>(at.op, y));
 }
 
 template <class T>
 void DataGradient(const DLArray* f, const DLArray* dy, DLArray* dx, Struct<WindowOptions> windows,
-                  int64_t groups, DLStream stream) {
-  const channels_last::Call at{"conv2d_data_gradient_channels_last", dx->ctx, stream};
+                  int64_t groups, int64_t algorithm, DLStream stream) {
+  const channels_last::Call at =
+      CallOf("conv2d_data_gradient_channels_last", dx->ctx, stream, algorithm);
   const Conv conv = CheckedCall(at.op, dx, f, dy, windows, groups);
   channels_last::DataGradient(at, conv, In<T>(at.op, f), In<T>(at.op, dy), Out<T>(at.op, dx));
 }
 
 template <class T>
 void FilterGradient(const DLArray* x, const DLArray* dy, DLArray* df, Struct<WindowOptions> windows,
-                    int64_t groups, DLStream stream) {
-  const channels_last::Call at{"conv2d_filter_gradient_channels_last", df->ctx, stream};
+                    int64_t groups, int64_t algorithm, DLStream stream) {
+  const channels_last::Call at =
+      CallOf("conv2d_filter_gradient_channels_last", df->ctx, stream, algorithm);
   const Conv conv = CheckedCall(at.op, x, df, dy, windows, groups);
   channels_last::FilterGradient(at, conv, In<T>(at.op, x), In<T>(at.op, dy), Out<T>(at.op, df));
 }
 
 bool Fits(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
-          int64_t groups) {
+          int64_t groups, int64_t) {
   return Numel(x) && Numel(y) &&
          channels_last::Serves(y->ctx, ConvOf("conv2d_channels_last", x, f, y, windows, groups));
 }
@@ -82,6 +124,9 @@ DLSYS_CHANNELS_LAST(conv2d_data_gradient_channels_last, DataGradient);
 DLSYS_CHANNELS_LAST(conv2d_filter_gradient_channels_last, FilterGradient);
 #undef DLSYS_CHANNELS_LAST
 DLSYS_FITS(cuda, conv2d_channels_last, Fits);
+DLSYS_ALGORITHMS(cuda, conv2d_channels_last, AlgorithmsOf);
+DLSYS_ALGORITHMS(cuda, conv2d_data_gradient_channels_last, AlgorithmsOf);
+DLSYS_ALGORITHMS(cuda, conv2d_filter_gradient_channels_last, AlgorithmsOf);
 
 }  // namespace
 }  // namespace cuda

@@ -1,13 +1,13 @@
 // Max-pooling of images of 16 bits with channels last, and its gradient: x and dx (n, in, c), y and
 // dy and the int32 argmax (n, out, c); an argmax counts within its H x W. Contiguous; results
-// overlap no input. A thread has four channels of an output element where there are fours;
+// overlap no input. A thread has eight channels of an output element where there are eights;
 // memory-bound.
 //
 // The gradient gathers, in float32: a thread visits the windows that cover its element in row-major
 // order, so there are no atomics and the order of summation is fixed.
 #include <algorithm>
 
-#include "cuda/pointwise/quad.cuh"
+#include "cuda/pointwise/vector.cuh"
 #include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/conv_geometry.h"
@@ -17,7 +17,8 @@ namespace cuda {
 namespace {
 
 struct Windows {
-  int in_h, in_w, out_h, out_w, window_h, window_w, stride_h, stride_w, pad_h, pad_w, channels;
+  int in_h, in_w, out_h, out_w, window_h, window_w, pad_h, pad_w, channels;
+  Divisor stride_h, stride_w;
   Divisor by_vectors, by_w, by_h;  // vectors of channels; the extents of what threads are for
   int64_t items;
 };
@@ -34,21 +35,27 @@ __device__ __forceinline__ Item ItemOf(const Windows& p, int k) {
           (k - position * (int)p.by_vectors.value) * kVector};
 }
 
-template <int kVector, class T>
-__device__ __forceinline__ void Load(const T* from, float (&to)[kVector]) {
+template <int kVector>
+__device__ __forceinline__ void LoadIndices(const int32_t* from, int (&to)[kVector]) {
   if constexpr (kVector == 1) {
-    to[0] = (float)*from;
+    to[0] = *from;
   } else {
-    const float4 v = LoadQuad(from);
-    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+#pragma unroll
+    for (int q = 0; q < kVector / 4; q++) {
+      const int4 v = ((const int4*)from)[q];
+      to[4 * q] = v.x, to[4 * q + 1] = v.y, to[4 * q + 2] = v.z, to[4 * q + 3] = v.w;
+    }
   }
 }
-template <int kVector, class T>
-__device__ __forceinline__ void Store(T* to, const float (&from)[kVector]) {
-  if constexpr (kVector == 1)
-    *to = T(from[0]);
-  else
-    StoreQuad(to, make_float4(from[0], from[1], from[2], from[3]));
+template <int kVector>
+__device__ __forceinline__ void StoreIndices(int32_t* to, const int (&from)[kVector]) {
+  if constexpr (kVector == 1) {
+    *to = from[0];
+  } else {
+#pragma unroll
+    for (int q = 0; q < kVector / 4; q++)
+      ((int4*)to)[q] = int4{from[4 * q], from[4 * q + 1], from[4 * q + 2], from[4 * q + 3]};
+  }
 }
 
 template <class T, int kVector>
@@ -56,7 +63,8 @@ __global__ void MaxPoolKernel(const Windows p, const T* x, T* y, int32_t* argmax
   for (int64_t k = FirstItem(); k < p.items; k += ItemStep()) {
     const Item item = ItemOf<kVector>(p, (int)k);
     const T* image = x + item.image * p.in_h * p.in_w * p.channels + item.c;
-    const int top = item.h * p.stride_h - p.pad_h, left = item.w * p.stride_w - p.pad_w;
+    const int top = item.h * (int)p.stride_h.value - p.pad_h,
+              left = item.w * (int)p.stride_w.value - p.pad_w;
     float largest[kVector] = {};
     int best[kVector];
 #pragma unroll
@@ -64,8 +72,7 @@ __global__ void MaxPoolKernel(const Windows p, const T* x, T* y, int32_t* argmax
     for (int i = max(top, 0); i < min(top + p.window_h, p.in_h); i++) {
       for (int j = max(left, 0); j < min(left + p.window_w, p.in_w); j++) {
         const int at = i * p.in_w + j;
-        float values[kVector];
-        Load<kVector>(image + (int64_t)at * p.channels, values);
+        const auto values = Read<kVector>(image + (int64_t)at * p.channels);
 #pragma unroll
         for (int e = 0; e < kVector; e++) {
           // NaN is larger than every other value.
@@ -76,9 +83,8 @@ __global__ void MaxPoolKernel(const Windows p, const T* x, T* y, int32_t* argmax
         }
       }
     }
-    Store<kVector>(y + k * kVector, largest);
-#pragma unroll
-    for (int e = 0; e < kVector; e++) argmax[k * kVector + e] = best[e];
+    Write<kVector>(y + k * kVector, largest);
+    StoreIndices<kVector>(argmax + k * kVector, best);
   }
 }
 
@@ -96,13 +102,14 @@ __global__ void MaxPoolGradientKernel(const Windows p, const T* dy, const int32_
       for (int j = first_j; j < last_j; j++) {
         const int64_t window = (item.image * p.out_h + i) * p.out_w + j;
         const int64_t at = window * p.channels + item.c;
-        float values[kVector];
-        Load<kVector>(dy + at, values);
+        const auto values = Read<kVector>(dy + at);
+        int best[kVector];
+        LoadIndices<kVector>(argmax + at, best);
 #pragma unroll
-        for (int e = 0; e < kVector; e++) sum[e] += argmax[at + e] == mine ? values[e] : 0.f;
+        for (int e = 0; e < kVector; e++) sum[e] += best[e] == mine ? values[e] : 0.f;
       }
     }
-    Store<kVector>(dx + k * kVector, sum);
+    Write<kVector>(dx + k * kVector, sum);
   }
 }
 
@@ -124,11 +131,11 @@ Windows WindowsOf(const char* op, const DLArray* x, const DLArray* y, const DLAr
           (int)pooled[2],
           (int)options.size.h,
           (int)options.size.w,
-          (int)options.stride.h,
-          (int)options.stride.w,
           (int)options.before.h,
           (int)options.before.w,
           (int)in[3],
+          Divisor(options.stride.h),
+          Divisor(options.stride.w),
           Divisor(std::max<int64_t>(in[3] / vector, 1)),
           Divisor(std::max<int64_t>(shape[2], 1)),
           Divisor(std::max<int64_t>(shape[1], 1)),
@@ -140,8 +147,8 @@ int32_t* Indices(const char* op, const DLArray* a) {
   return (int32_t*)a->data;
 }
 
-bool InFours(const DLArray* images, const void* x, const void* y) {
-  return images->shape[3] % 4 == 0 && Aligned16(x) && Aligned16(y);
+bool InEights(const DLArray* images, const void* x, const void* y, const void* argmax) {
+  return images->shape[3] % 8 == 0 && Aligned16(x) && Aligned16(y) && Aligned16(argmax);
 }
 
 template <class T>
@@ -152,9 +159,9 @@ void MaxPool(const DLArray* x, DLArray* y, DLArray* argmax, Struct<WindowOptions
   CheckSameShape(op, y, argmax);
   const T* in = In<T>(op, x);
   T* out = Out<T>(op, y);
-  const bool fours = InFours(x, in, out);
-  const Windows p = WindowsOf(op, x, y, y, *windows, fours ? 4 : 1);
-  Launch(op, fours ? MaxPoolKernel<T, 4> : MaxPoolKernel<T, 1>, Blocks(p.items), kThreads, 0,
+  const bool eights = InEights(x, in, out, argmax->data);
+  const Windows p = WindowsOf(op, x, y, y, *windows, eights ? 8 : 1);
+  Launch(op, eights ? MaxPoolKernel<T, 8> : MaxPoolKernel<T, 1>, Blocks(p.items), kThreads, 0,
          stream, p, in, out, Indices(op, argmax));
 }
 
@@ -166,9 +173,9 @@ void MaxPoolGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx,
   CheckSameShape(op, dy, argmax);
   const T* in = In<T>(op, dy);
   T* out = Out<T>(op, dx);
-  const bool fours = InFours(dx, in, out);
-  const Windows p = WindowsOf(op, dx, dy, dx, *windows, fours ? 4 : 1);
-  Launch(op, fours ? MaxPoolGradientKernel<T, 4> : MaxPoolGradientKernel<T, 1>, Blocks(p.items),
+  const bool eights = InEights(dx, in, out, argmax->data);
+  const Windows p = WindowsOf(op, dx, dy, dx, *windows, eights ? 8 : 1);
+  Launch(op, eights ? MaxPoolGradientKernel<T, 8> : MaxPoolGradientKernel<T, 1>, Blocks(p.items),
          kThreads, 0, stream, p, in, Indices(op, argmax), out);
 }
 

@@ -66,26 +66,29 @@ inline double AllBytes(const Conv& c) { return ImageBytes(c) + OutputBytes(c) + 
 
 inline double Padded(double extent, double tile) { return std::ceil(extent / tile) * tile; }
 
-// Tiles of m x n, and their rate relative to the fastest.
+// Tiles of m x n, and their rate relative to the fastest. A block alone on a multiprocessor takes
+// the time of `alone` waves, since nothing hides its latency.
 struct ConvTile {
-  double m, n, speed;
+  double m, n, speed, alone = 1;
 };
 
 // The operations of all tiles, padding and unfilled waves of blocks included, by the tiles that
-// have the fewest. A tile begins and ends at the cost of `prologue` more of K, and a block alone on
-// a multiprocessor takes the time of `alone`. A split sum leaves no multiprocessor without work.
+// have the fewest, as the kernels choose them. A tile begins and ends at the cost of `prologue`
+// more of K. A split sum leaves no multiprocessor without work.
 template <size_t kCount>
-double TiledOperations(const ConvTile (&tiles)[kCount], const ConvWork& w, double prologue,
-                       double alone = 1) {
+double TiledOperations(const ConvTile (&tiles)[kCount], const ConvWork& w, double prologue) {
   const ConvProduct p = ProductOf(w);
-  double least = kNever;
+  const bool split = w.Is(Pass::kFilterGradient);
+  double least = kNever, taken = kNever;
   for (const ConvTile& t : tiles) {
     const double blocks = std::ceil(p.m / t.m) * std::ceil(p.n / t.n) * p.groups;
-    const double waves = blocks / w.multiprocessors;
-    const double all = w.Is(Pass::kFilterGradient) ? waves : std::max(std::ceil(waves), alone);
-    least = std::min(least, all * w.multiprocessors * t.m * t.n / t.speed);
+    const double waves = blocks / w.multiprocessors, all = split ? waves : std::ceil(waves);
+    const double wave = w.multiprocessors * t.m * t.n / t.speed;
+    if (all * wave >= least) continue;
+    least = all * wave;
+    taken = wave * (split ? all : std::max(all, t.alone));
   }
-  return 2 * (p.k + prologue) * least;
+  return 2 * (p.k + prologue) * taken;
 }
 
 // ---- what each algorithm takes, in microseconds ----
@@ -96,7 +99,7 @@ constexpr double kHidden = 1e30;  // bytes a microsecond, of copies behind multi
 // every second float.
 inline double FmaUs(const ConvWork& w) {
   constexpr ConvTile kTiles[] = {
-      {128, 128, 1}, {64, 128, 0.95}, {32, 128, 0.75}, {16, 128, 0.5}, {32, 32, 0.4}};
+      {128, 128, 1}, {64, 128, 0.95}, {32, 128, 0.75}, {16, 128, 0.5, 4.2}, {32, 32, 0.4}};
   constexpr double kPrologue = 32;
   const double operations = TiledOperations(kTiles, w, kPrologue);
   if (w.Is(Pass::kFilterGradient)) return Us({10, 3.5e7, kHidden}, operations, 0);
@@ -106,11 +109,14 @@ inline double FmaUs(const ConvWork& w) {
 
 // Implicit GEMM by mma. The filter's gradient needs the runs of its channels in shared memory.
 inline double MmaUs(const ConvWork& w) {
-  constexpr ConvTile kTiles[] = {
-      {64, 256, 1}, {64, 192, 0.97}, {64, 128, 0.93}, {32, 256, 0.82}, {32, 128, 0.75}};
+  constexpr ConvTile kTiles[] = {{64, 256, 1, 1.7},
+                                 {64, 192, 0.97, 1.7},
+                                 {64, 128, 0.93, 1.7},
+                                 {32, 256, 0.82, 1.7},
+                                 {32, 128, 0.75, 1.7}};
   constexpr ConvTile kFilterTiles[] = {
       {64, 288, 1}, {32, 288, 0.75}, {16, 160, 0.35}, {32, 16, 0.15}};
-  constexpr double kPrologue = 32, kAlone = 1.7, kMostRun = 160e3, kOffsets = 30;
+  constexpr double kPrologue = 32, kMostRun = 160e3, kOffsets = 30;
   const Conv& c = w.conv;
   const int64_t kernel = Size(c.kernel), channels = c.GroupChannels();
   if (kernel == 1 && Size(c.stride) > 1) return kNever;  // it would read what it skips
@@ -121,7 +127,7 @@ inline double MmaUs(const ConvWork& w) {
     const double rate = channels < 8 ? 7e7 : kernel == 1 ? 7.3e7 : 9.5e7;
     return Us({12, rate, 5e6}, stages * TiledOperations(kFilterTiles, w, 0), bytes);
   }
-  const double operations = stages * TiledOperations(kTiles, w, kPrologue, kAlone);
+  const double operations = stages * TiledOperations(kTiles, w, kPrologue);
   if (w.IsStridedGradient()) return Us({23, 9.3e7, 1.5e6}, operations, bytes);
   const ConvProduct p = ProductOf(w);
   const double gathered = 4 * std::ceil(p.m / 64) * p.n * p.k * p.groups / (double)kernel;
@@ -239,7 +245,9 @@ inline bool HasSpectra(const Conv& c) {
 inline double CudnnFftUs(const ConvWork& w) {
   const Conv& c = w.conv;
   if (!HasSpectra(c) || Size(c.stride) > 1) return kNever;
-  const int64_t padded = std::max(c.in.h, c.in.w) + 2 * std::max(c.pad.h, c.pad.w);
+  const int64_t reach = std::max(c.kernel.h, c.kernel.w) - 1, pad = std::max(c.pad.h, c.pad.w);
+  const int64_t padded = w.Is(Pass::kDataGradient) ? std::max(c.out.h, c.out.w) + 2 * (reach - pad)
+                                                   : std::max(c.in.h, c.in.w) + 2 * pad;
   double plane = 16;
   while (plane < (double)padded) plane *= 2;
   const Rate rate = w.Is(Pass::kFilterGradient) ? Rate{12, 3e8, 0.55e6} : Rate{12, 7.5e7, 0.95e6};

@@ -113,6 +113,11 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 
 // ---- the producer ----
 
+// A `Source` says how the panels of both operands are copied and where boxes of C go; its Layout is
+// what it needs beside the tensor maps. It begins at a tile. Without kHasEpilogue there is a bias
+// at most. With two producers, one copies A and one B. This one reads matrices, or batches of them;
+// those of convolutions are in conv/channels_last_sources.cuh.
+
 // Copies a panel's rows [0, kRows) to shared memory: one box along K, else boxes of 128 bytes along
 // M or N.
 template <class E, bool kAcross, bool kMulticast, int kRows>
@@ -128,30 +133,62 @@ __device__ __forceinline__ void LoadPanel(uint32_t to, const CUtensorMap* map, u
   }
 }
 
-template <class E, class T, bool kAlongM, bool kAlongN>
+template <class E, class T, bool kAlongM_, bool kAlongN_>
+class Matrices {
+ public:
+  struct Layout {};
+  static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
+  static constexpr bool kFloatResult = sizeof(E) == 4;
+  static constexpr int kProducers = 1;
+
+  // `first` of a tile's rows of B are copied by another block.
+  __device__ __forceinline__ Matrices(const Params& params, const Layout&, const TileOrigin& origin,
+                                      int first)
+      : params_(params), origin_(origin), col_(origin.col + first) {}
+
+  // Copies a panel to `a` and `b`, or to one of them.
+  template <bool kOfA, bool kOfB>
+  __device__ __forceinline__ void Load(const CUtensorMap* map_a, const CUtensorMap* map_b,
+                                       int panel, uint32_t a, uint32_t b, uint32_t barrier) const {
+    constexpr int kTileK = 128 / (int)sizeof(E);
+    // The passes of 3xtf32: lower A by upper B, upper A by lower B, upper A by upper B.
+    const int pass = panel / params_.k_panels, k = (panel - pass * params_.k_panels) * kTileK;
+    const int z_a = params_.passes > 1 ? pass == 0 : origin_.z;
+    const int z_b = params_.passes > 1 ? pass == 1 : origin_.z;
+    if (kOfA) LoadPanel<E, kAlongM, false, T::kTileM>(a, map_a, barrier, origin_.row, k, z_a);
+    if (kOfB)
+      LoadPanel<E, kAlongN, (T::kCluster > 1), T::kTileN / T::kCluster>(b, map_b, barrier, col_, k,
+                                                                        z_b);
+  }
+
+  static __device__ __forceinline__ void Store(const Layout&, const CUtensorMap* map, uint32_t from,
+                                               int row, int col, int z) {
+    StoreBox(map, from, col, row, z);
+  }
+
+ private:
+  const Params& params_;
+  const TileOrigin& origin_;
+  const int col_;
+};
+
+template <class T, class Source, bool kOfA, bool kOfB>
 __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                        const Params& params, uint32_t memory, uint32_t full,
-                                        uint32_t empty) {
-  constexpr int kTileK = 128 / (int)sizeof(E), kRowsB = T::kTileN / T::kCluster;
-  constexpr bool kMulticast = T::kCluster > 1;
-  const uint32_t rank = kMulticast ? ClusterRank() : 0;
+                                        const Params& params, const typename Source::Layout& layout,
+                                        uint32_t memory, uint32_t full, uint32_t empty) {
+  const uint32_t rank = T::kCluster > 1 ? ClusterRank() : 0;
+  const int first = (int)rank * (T::kTileN / T::kCluster);
   RingPosition<T::kStages> at;
   Segments<T> segments(params);
   for (Segment segment; segments.Next(segment);) {
     const TileOrigin origin = OriginOf<T>(params, segment.tile, rank);
+    const Source source(params, layout, origin, first);
     for (int panel = segment.begin; panel < segment.end; panel++, at.Advance()) {
-      // The passes of 3xtf32: lower A by upper B, upper A by lower B, upper A by upper B.
-      const int pass = panel / params.k_panels, k = (panel - pass * params.k_panels) * kTileK;
-      const int z_a = params.passes > 1 ? pass == 0 : origin.z;
-      const int z_b = params.passes > 1 ? pass == 1 : origin.z;
-      const uint32_t a = memory + at.stage * T::kStageNbytes;
-      const uint32_t b = a + T::kPanelA + rank * kRowsB * T::kRowNbytes;
-      const uint32_t barrier = full + at.stage * 8;
+      const uint32_t a = memory + at.stage * T::kStageNbytes, barrier = full + at.stage * 8;
       WaitForPhase(empty + at.stage * 8, at.parity ^ 1);
-      ArriveExpecting(barrier, T::kStageNbytes);
-      LoadPanel<E, kAlongM, false, T::kTileM>(a, map_a, barrier, origin.row, k, z_a);
-      LoadPanel<E, kAlongN, kMulticast, kRowsB>(b, map_b, barrier, origin.col + rank * kRowsB, k,
-                                                z_b);
+      if (kOfA) ArriveExpecting(barrier, T::kStageNbytes);
+      source.template Load<kOfA, kOfB>(map_a, map_b, panel, a,
+                                       a + T::kPanelA + first * T::kRowNbytes, barrier);
     }
   }
 }
@@ -222,10 +259,10 @@ __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int
 }
 
 // Stores a consumer's part of a tile of C as it is: through shared memory, in boxes of 64 columns.
-template <class E, class T>
+template <class E, class T, class Source>
 __device__ __forceinline__ void StoreBoxes(const Accumulators<T>& d, const CUtensorMap* map_c,
-                                           uint32_t staging, int row, int col, int z,
-                                           int consumer) {
+                                           const typename Source::Layout& layout, uint32_t staging,
+                                           int row, int col, int z, int consumer) {
   const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const int r = thread / 32 * 16 + l % 16;  // of the row whose address this lane gives
 #pragma unroll
@@ -249,8 +286,8 @@ __device__ __forceinline__ void StoreBoxes(const Accumulators<T>& d, const CUten
     if (thread == 0) {
 #pragma unroll
       for (int box = 0; box < T::kStagingN / 64; box++)
-        StoreBox(map_c, staging + box * T::kRows * T::kRowNbytes, col + (first + box * 8) * 8, row,
-                 z);
+        Source::Store(layout, map_c, staging + box * T::kRows * T::kRowNbytes, row,
+                      col + (first + box * 8) * 8, z);
       CloseStores();
     }
   }
@@ -590,7 +627,7 @@ __device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Par
 
 // Waits for all splits of a tile, adds one of as many slices of them, and stores it. The sums go
 // through the thread's own part of `staging`.
-template <class E, class T>
+template <class E, class T, bool kHasEpilogue>
 __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& segment,
                                            const TileOrigin& origin, unsigned char* staging,
                                            uint32_t rank, int part, int consumer) {
@@ -616,7 +653,7 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
     }
 #pragma unroll
     for (int b = 0; b < kBatch; b++) ((float4*)staging)[b * 128 + thread] = sums[b];
-    WithFunction(params, [&](auto&& function) {
+    const auto store = [&](auto&& function) {
 #pragma unroll 1
       for (int b = 0; b < 2 * kBatch && first + b / 2 * 128 < end; b++) {
         const int item = first + b / 2 * 128, q = item / 128;
@@ -635,14 +672,18 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
         const float x[2] = {function(side[0], before[0]), function(side[1], before[1])};
         Write(x, at_once, valid, (E*)params.c + at);
       }
-    });
+    };
+    if constexpr (kHasEpilogue)
+      WithFunction(params, store);
+    else
+      store([](float, float x) { return x; });
   }
 }
 
-template <class E, class T, bool kAlongM, bool kAlongN, bool kExact>
+template <class E, class T, class Source, bool kExact>
 __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensorMap* map_before,
-                                        const Params& params, unsigned char* shared, uint32_t full,
-                                        uint32_t empty) {
+                                        const Params& params, const typename Source::Layout& layout,
+                                        unsigned char* shared, uint32_t full, uint32_t empty) {
   const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int part = T::kPingPong ? 0 : consumer, first_row = part * T::kRows;  // of a tile
   const uint32_t rank = T::kCluster > 1 ? ClusterRank() : 0, memory = SharedAddress(shared);
@@ -673,29 +714,32 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
       continue;
     }
     const TileOrigin origin = origin_of(segment);
-    if (params.side) PrefetchSide<E, T>(params, origin);
+    if (Source::kHasEpilogue && params.side) PrefetchSide<E, T>(params, origin);
     if (T::kPingPong) SyncThreads(kTurn + consumer, 256);
     if constexpr (kExact)
       MultiplyPanelsExactly<E, T>(d, count, memory, full, first_row, at, release);
     else
-      MultiplyPanels<E, T, kAlongM, kAlongN>(d, count, memory, full, first_row, at, release);
+      MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, count, memory, full, first_row, at,
+                                                             release);
     if (T::kPingPong && more) ArriveThreads(kTurn + 1 - consumer, 256);
     if (segment.tile < params.split_tiles) {
       WritePartial<T>(d, params, segment, rank, part, consumer);
-    } else if (params.in_registers) {
+    } else if (!Source::kHasEpilogue || params.in_registers) {
       const auto store = [&](const CUtensorMap* map) {
-        if constexpr (sizeof(E) == 2)
-          StoreBoxes<E, T>(d, map, SharedAddress(staging), origin.row, origin.col, origin.z,
-                           consumer);
+        if constexpr (!Source::kFloatResult)
+          StoreBoxes<E, T, Source>(d, map, layout, SharedAddress(staging), origin.row, origin.col,
+                                   origin.z, consumer);
         else
           StorePairs<T>(d, params, origin);
       };
       if (params.bias) AddBias<E, T>(d, params, origin);
-      if constexpr (sizeof(E) == 2)
-        if (params.before) store(map_before);
-      ApplyInRegisters<E, T>(d, params, origin);
+      if constexpr (Source::kHasEpilogue) {
+        if constexpr (sizeof(E) == 2)
+          if (params.before) store(map_before);
+        ApplyInRegisters<E, T>(d, params, origin);
+      }
       store(map_c);
-    } else {
+    } else if constexpr (Source::kHasEpilogue) {
       StoreQuads<E, T>(d, params, staging, origin, consumer);
     }
   }
@@ -704,16 +748,15 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   Segments<T> again(params);
   for (int turn = 0; again.Next(segment) && segment.tile < params.split_tiles; turn++)
     if (!T::kPingPong || turn % 2 == consumer)
-      StoreSlice<E, T>(params, segment, origin_of(segment), staging, rank, part, consumer);
+      StoreSlice<E, T, Source::kHasEpilogue>(params, segment, origin_of(segment), staging, rank,
+                                             part, consumer);
 }
 
-template <class E, class T, bool kAlongM, bool kAlongN, bool kExact>
-__global__ __launch_bounds__(T::kThreads,
-                             1) void GemmKernel(const __grid_constant__ CUtensorMap map_a,
-                                                const __grid_constant__ CUtensorMap map_b,
-                                                const __grid_constant__ CUtensorMap map_c,
-                                                const __grid_constant__ CUtensorMap map_before,
-                                                const Params params) {
+template <class E, class T, class Source, bool kExact>
+__global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
+    const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+    const __grid_constant__ CUtensorMap map_c, const __grid_constant__ CUtensorMap map_before,
+    const Params params, const __grid_constant__ typename Source::Layout layout) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ __align__(8) uint64_t barriers[2 * T::kStages];
   unsigned char* shared = DynamicShared<unsigned char>();
@@ -733,11 +776,19 @@ __global__ __launch_bounds__(T::kThreads,
   GridDependencySynchronize();
   if (threadIdx.x / 128 == T::kConsumers) {
     ReduceRegisters<40>();
-    if (threadIdx.x == T::kConsumers * 128)
-      Produce<E, T, kAlongM, kAlongN>(&map_a, &map_b, params, SharedAddress(shared), full, empty);
+    const auto produce = [&](auto of_a, auto of_b) {
+      Produce<T, Source, decltype(of_a)::value, decltype(of_b)::value>(
+          &map_a, &map_b, params, layout, SharedAddress(shared), full, empty);
+    };
+    if constexpr (Source::kProducers == 1) {
+      if (threadIdx.x == T::kConsumers * 128) produce(std::true_type(), std::true_type());
+    } else {
+      if (threadIdx.x == T::kConsumers * 128) produce(std::true_type(), std::false_type());
+      if (threadIdx.x == T::kConsumers * 128 + 32) produce(std::false_type(), std::true_type());
+    }
   } else {
     RaiseRegisters<232>();
-    Consume<E, T, kAlongM, kAlongN, kExact>(&map_c, &map_before, params, shared, full, empty);
+    Consume<E, T, Source, kExact>(&map_c, &map_before, params, layout, shared, full, empty);
   }
   TriggerProgrammaticLaunch();
   if (T::kCluster > 1) LeaveCluster();  // peers may still copy to its memory and arrive there

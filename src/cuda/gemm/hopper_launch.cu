@@ -7,8 +7,7 @@
 #include <tuple>
 
 #include "cuda/gemm/hopper.cuh"
-#include "cuda/gemm/hopper_kernel.cuh"
-#include "cuda/runtime/tensor_map.cuh"
+#include "cuda/gemm/hopper_launch.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -161,7 +160,6 @@ bool IsFast(const HopperGemm& gemm) {
   return gemm.dtype != DL_FLOAT32 && (activation DLSYS_FAST_GRADIENTS(DLSYS_IS));
 #undef DLSYS_IS
 }
-constexpr int kMostSplits = 132;
 
 bool IsAligned(const HopperGemm& gemm) {
   return gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.bias) && Aligned16(gemm.side);
@@ -173,50 +171,24 @@ bool IsInRegisters(const HopperGemm& gemm) {
   return tma_rows && (IsSimple(gemm) || (IsFast(gemm) && IsAligned(gemm)));
 }
 
-constexpr double kLaunchUs = 0.9, kSplitUs = 6;  // of a launch, and more where K is split
-constexpr double kPartialNbytesUs = 3e6;         // bytes of partial tiles, written and read, a us
+constexpr double kLaunchUs = 0.9;
 constexpr double kPackUs = 4, kPackNbytesUs = 2.4e6;  // of a copy of an operand
-
-struct Config {
-  int index, split_tiles, splits;
-  double us;
-};
 
 int64_t PanelsOf(const HopperGemm& gemm) {
   return CeilDiv(gemm.k, 128 / DtypeNbytes(gemm.dtype)) * (gemm.split ? 3 : 1);
 }
 
-// The time with every tile in one piece, or with those that do not fill a wave of clusters cut
-// along K into the best number of splits.
 Config Estimated(const HopperGemm& gemm, int index, int multiprocessors) {
   const TilingCost& cost = kCosts[index];
-  const int64_t clusters = multiprocessors / cost.cluster, panels = PanelsOf(gemm);
-  const int64_t tiles = CeilDiv(CeilDiv(gemm.m, cost.tile_m), cost.cluster) *
-                        CeilDiv(gemm.n, cost.tile_n) * gemm.batch;
-  const int64_t left = tiles % clusters;
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
   const double epilogue_us = plain            ? 0
                              : IsSimple(gemm) ? cost.simple_us
                              : IsFast(gemm)   ? cost.fast_us
                                               : cost.epilogue_us;
-  // Of a tile; under ping-pong one consumer's epilogue and the other's products go on together.
-  const auto tile_us = [&](double of_panels) {
-    const double main_us = of_panels * cost.panel_us + cost.tile_us;
-    if (index != kPingPong) return main_us + epilogue_us;
-    return std::max(main_us, (main_us + epilogue_us) / 2);
-  };
-  const auto waves_us = [&](int64_t segments, int64_t of_panels) {
-    return (double)CeilDiv(segments, clusters) * tile_us((double)of_panels);
-  };
-  Config best{index, 0, 1, waves_us(tiles, panels)};
-  for (int64_t splits = 2; splits <= std::min<int64_t>(panels / 2, kMostSplits); splits++) {
-    const double nbytes = (double)(left * splits * cost.cluster * cost.tile_m * cost.tile_n) * 8;
-    const double us = waves_us(tiles - left, panels) +
-                      waves_us(left * splits, CeilDiv(panels, splits)) + kSplitUs +
-                      nbytes / kPartialNbytesUs;
-    if (left && us < best.us) best = {index, (int)left, (int)splits, us};
-  }
-  return best;
+  const TileTime time{cost.tile_m,   cost.tile_n,  cost.cluster, index == kPingPong,
+                      cost.panel_us, cost.tile_us, epilogue_us};
+  return hopper::Estimated(time, {gemm.m, gemm.n, PanelsOf(gemm), gemm.batch}, multiprocessors,
+                           index);
 }
 
 bool HasKernel(const HopperGemm& gemm, int tiling) {
@@ -237,51 +209,26 @@ Config BestConfig(const HopperGemm& gemm, int tiling) {
 
 // ---- launches ----
 
-__global__ void ZeroKernel(unsigned* counters, int count) {
-  for (int64_t i = FirstItem(); i < count; i += ItemStep()) counters[i] = 0;
-}
-
 template <class E, class T, bool kAlongM, bool kAlongN, bool kExact = false>
 void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
                 const Config& config, DLStream stream) {
-  constexpr int kBand = 16;  // row tiles: their panels of A and a wave's of B stay in L2
-  constexpr int kParts = T::kCluster * T::kParts;
   Params params = {};
   params.m = (int)gemm.m, params.n = (int)gemm.n, params.batch = (int)gemm.batch;
   params.passes = gemm.split ? 3 : 1;
   params.k_panels = (int)(PanelsOf(gemm) / params.passes);
-  params.row_tiles = (int)CeilDiv(CeilDiv(gemm.m, T::kTileM), T::kCluster);
-  params.col_tiles = (int)CeilDiv(gemm.n, T::kTileN);
-  params.band = kBand / T::kCluster;
-  params.split_tiles = config.split_tiles, params.splits = config.splits;
   params.c = gemm.c, params.before = gemm.before, params.bias = gemm.bias, params.side = gemm.side;
   params.activation = gemm.activation, params.gradient = gemm.gradient;
-  const int64_t tiles = (int64_t)params.row_tiles * params.col_tiles * gemm.batch;
-  const int64_t split_segments = (int64_t)config.split_tiles * config.splits;
-  const int64_t clusters = std::min(Multiprocessors(gemm.ctx.device_id) / T::kCluster,
-                                    (int)(split_segments + tiles - config.split_tiles));
   params.aligned = IsAligned(gemm);
   params.in_registers = IsInRegisters(gemm);
-  const CUtensorMap map_a = MapOf<E>(op, a, T::kTileM);
-  const CUtensorMap map_b = MapOf<E>(op, b, T::kTileN / T::kCluster);
   const auto map_of_result = [&](void* data) {
     return sizeof(E) == 2 && params.in_registers && data
                ? MapOf<E>(op, data, gemm.n, gemm.m, gemm.n, gemm.batch, T::kRows)
                : CUtensorMap{};
   };
-  const CUtensorMap map_c = map_of_result(gemm.c), map_before = map_of_result(gemm.before);
-  std::optional<Scratch> partial, arrivals;
-  if (split_segments) {
-    const int64_t counters = (int64_t)config.split_tiles * kParts;
-    const int64_t nbytes = split_segments * kParts * T::kQuads * 128 * (int64_t)sizeof(float4);
-    partial.emplace(gemm.ctx, nbytes, stream);
-    arrivals.emplace(gemm.ctx, counters * (int64_t)sizeof(unsigned), stream);
-    params.partial = (float4*)partial->data(), params.arrivals = (unsigned*)arrivals->data();
-    Launch(op, ZeroKernel, Blocks(counters), kThreads, 0, stream, params.arrivals, (int)counters);
-  }
-  LaunchClusters(op, GemmKernel<E, T, kAlongM, kAlongN, kExact>, (unsigned)(clusters * T::kCluster),
-                 T::kCluster, T::kThreads, T::kSharedNbytes, true, stream, map_a, map_b, map_c,
-                 map_before, params);
+  const Maps maps{MapOf<E>(op, a, T::kTileM), MapOf<E>(op, b, T::kTileN / T::kCluster),
+                  map_of_result(gemm.c), map_of_result(gemm.before)};
+  LaunchTiles<E, T, Matrices<E, T, kAlongM, kAlongN>, kExact>(op, gemm.ctx, config, maps, params,
+                                                              {}, stream);
 }
 
 template <class E, int kTiling>

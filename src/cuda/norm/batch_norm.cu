@@ -1,10 +1,10 @@
 // Batch normalization forward, over x (N, C, ...) seen as (outer, channels, inner): statistics, the
 // affine map (with an activation and a residual addend), and running statistics.
 //
-// Statistics read x once. A thread sums deviations from its first element and their squares
-// (shifted data, which keeps the digits for any mean); threads, blocks and partial moments combine
-// by the parallel variance formula of Chan, Golub and LeVeque (1979), in a fixed order. Given
-// arrival counters, the last block to arrive at a tile of channels combines its partial moments
+// Statistics read x once. A thread sums deviations from its first element and their squares in
+// float32 (shifted data, which keeps the digits for any mean); threads and blocks combine them, as
+// deviations from the first element of the channel, in double precision and in a fixed order. Given
+// arrival counters, the last block to arrive at a tile of channels combines its partial sums
 // (single-pass reduction); otherwise a second launch does. The output of a map may be one of its
 // inputs. Memory bandwidth limits both kernels. The tiling is in batch_norm_tile.cuh.
 #include "cuda/gemm/epilogue.cuh"
@@ -18,78 +18,50 @@ namespace {
 
 // ---- kernels ----
 
-// Partial means are relative to the first element of their channel.
+// The sums of deviations from the first element of a channel, and of their squares.
 template <class T>
 struct MomentsOp {
+  using Sum = double;
   const T* x;
-  float* means;    // (parts, channels)
-  float* squares;  // (parts, channels), the sums of (x - mean)^2
-  float* mean;     // (channels)
+  float* mean;  // (channels)
   float* variance;
 
   template <int kVector>
-  __device__ void Partial(const Channels& shape, const ChannelTiling& tiling, int64_t part,
-                          int64_t tile) const {
-    __shared__ TileSums sums, spread;
-    TileIterator<kVector> it(shape, tiling, part, tile);
-    const float count = (float)it.count;
-    Vec<kVector> first = {}, sum = {}, square = {};
-    if (it.count > 0) first = Read<kVector>(x + it.at);
-    it.template ForEach<4>([&](int64_t, int64_t at) { return Read<kVector>(x + at); },
-                           [&](const Vec<kVector>& u, int64_t) {
+  __device__ __forceinline__ void Add(const Channels& shape, TileIterator<kVector>& it,
+                                      double (&sums)[kVector], double (&squares)[kVector]) const {
+    const int64_t own = it.OwnChannel();
+    const float own_origin = own >= 0 && shape.Numel() > 0 ? (float)x[own * shape.inner] : 0.f;
+    const double count = it.count;
+    float first[kVector] = {}, sum[kVector] = {}, square[kVector] = {}, origin[kVector];
+    if (it.count > 0) {
+      const Vec<T, kVector> u = Read<kVector>(x + it.at);
+#pragma unroll
+      for (int e = 0; e < kVector; e++) first[e] = u[e];
+    }
+    it.template ForEach<8>([&](int64_t, int64_t at) { return Read<kVector>(x + at); }, [] {},
+                           [&](const Vec<T, kVector>& u, int64_t) {
 #pragma unroll
                              for (int e = 0; e < kVector; e++) {
-                               const float d = u.v[e] - first.v[e];
-                               sum.v[e] += d;
-                               square.v[e] = fmaf(d, d, square.v[e]);
+                               const float d = u[e] - first[e];
+                               sum[e] += d;
+                               square[e] = fmaf(d, d, square[e]);
                              }
                            });
-    float thread_sum[kVector] = {}, offset[kVector] = {};
+    it.OfChannels([&](int64_t) { return own_origin; }, origin);
 #pragma unroll
     for (int e = 0; e < kVector; e++) {
-      if (it.count == 0) continue;
-      offset[e] = first.v[e] - (float)x[it.c[e] * shape.inner];
-      thread_sum[e] = fmaf(count, offset[e], sum.v[e]);
+      const double shift = it.count > 0 ? (double)first[e] - origin[e] : 0.;
+      sums[e] = sum[e] + count * shift;
+      squares[e] = square[e] + shift * (2. * sum[e] + count * shift);
     }
-    ReduceVecs(shape, tiling, thread_sum, &sums);
-    const float all = (float)tiling.PerChannel(part);
-    const int64_t begin = tile * tiling.width;
-#pragma unroll
-    for (int e = 0; e < kVector; e++) {
-      if (it.count == 0) continue;
-      const float m = sum.v[e] / count;
-      const float shift = offset[e] + m - sums.of[it.c[e] - begin] / all;
-      thread_sum[e] = fmaf(count * shift, shift, fmaf(-m, sum.v[e], square.v[e]));
-    }
-    ReduceVecs(shape, tiling, thread_sum, &spread);
-    const int64_t c = begin + threadIdx.x;
-    if (threadIdx.x >= tiling.width || c >= shape.count) return;
-    means[part * shape.count + c] = all > 0.f ? sums.of[threadIdx.x] / all : 0.f;
-    squares[part * shape.count + c] = spread.of[threadIdx.x];
   }
 
-  __device__ void Totals(const Channels& shape, const ChannelTiling& tiling, int64_t tile) const {
-    __shared__ TileSums sums, spread;
-    const float total = (float)shape.PerChannel();
-    ReduceParts(
-        shape, tiling, tile,
-        [&](int64_t p, int64_t c, int) {
-          return (float)tiling.PerChannel(p) * __ldcg(means + p * shape.count + c);
-        },
-        &sums);
-    ReduceParts(
-        shape, tiling, tile,
-        [&](int64_t p, int64_t c, int w) {
-          const float shift = __ldcg(means + p * shape.count + c) - sums.of[w] / total;
-          return fmaf((float)tiling.PerChannel(p) * shift, shift,
-                      __ldcg(squares + p * shape.count + c));
-        },
-        &spread);
-    const int64_t c = tile * tiling.width + threadIdx.x;
-    if (threadIdx.x >= tiling.width || c >= shape.count) return;
-    const float first = total > 0.f ? (float)x[c * shape.inner] : 0.f;
-    mean[c] = first + sums.of[threadIdx.x] / total;  // NaN without values
-    variance[c] = spread.of[threadIdx.x] / total;
+  __device__ void Finish(const Channels& shape, int64_t c, double sum, double square) const {
+    const double count = (double)shape.PerChannel();
+    const double shift = sum / count;  // NaN without values
+    const double spread = square / count - shift * shift;
+    mean[c] = (float)((count > 0. ? (double)x[c * shape.inner] : 0.) + shift);
+    variance[c] = spread < 0. ? 0.f : (float)spread;
   }
 };
 
@@ -117,15 +89,10 @@ struct NormalizeOp {
   template <int kVector>
   __device__ void Map(TileIterator<kVector>& it) const {
     struct Loaded {
-      Vec<kVector> x, addend;
+      Vec<T, kVector> x, addend;
     };
     Affine affine[kVector];
-#pragma unroll
-    for (int e = 0; e < kVector; e++) {
-      const int64_t c = it.c[e];
-      affine[e] =
-          e > 0 && c == it.c[e - 1] ? affine[e - 1] : AffineOf(moments.Of(c), scale[c], bias[c]);
-    }
+    const auto of = [&](int64_t c) { return AffineOf(moments.Of(c), scale[c], bias[c]); };
     it.template ForEach<kAdds ? 2 : 4>(
         [&](int64_t, int64_t at) {
           Loaded loaded;
@@ -133,15 +100,16 @@ struct NormalizeOp {
           if constexpr (kAdds) loaded.addend = ReadLast<kVector>(addend + at);
           return loaded;
         },
+        [&] { it.OfChannels(of, affine); },
         [&](const Loaded& loaded, int64_t at) {
-          Vec<kVector> out;
+          float out[kVector];
 #pragma unroll
           for (int e = 0; e < kVector; e++) {
-            float v = affine[e](loaded.x.v[e]);
-            if constexpr (kAdds) v = __fadd_rn(v, loaded.addend.v[e]);
-            out.v[e] = activation(v);
+            float v = affine[e](loaded.x[e]);
+            if constexpr (kAdds) v = __fadd_rn(v, loaded.addend[e]);
+            out[e] = activation(v);
           }
-          Write(y + at, out);
+          Write<kVector>(y + at, out);
         });
   }
 };
@@ -182,13 +150,9 @@ template <class T>
 void RunStatistics(const char* op, const DLArray* x, unsigned* arrived, DLArray* mean,
                    DLArray* variance, const Channels& shape, DLStream stream) {
   const T* in = In<T>(op, x);
-  const ChannelTiling tiling = ChannelTiling::OfSums(shape, Aligned16(in));
-  const int64_t partials = tiling.parts * shape.count;
-  const Scratch scratch(x->ctx, 2 * partials * (int64_t)sizeof(float), stream);
-  const MomentsOp<T> body{in, scratch.floats(), scratch.floats() + partials,
-                          ChannelResult(op, mean, shape.count),
+  const MomentsOp<T> body{in, ChannelResult(op, mean, shape.count),
                           ChannelResult(op, variance, shape.count)};
-  RunSumsOf(op, x->ctx, shape, tiling, body, arrived, stream);
+  RunSums<T>(op, x->ctx, shape, Aligned16(in), body, arrived, stream);
 }
 
 template <class T>
@@ -225,7 +189,7 @@ void RunNormalize(const char* op, const DLArray* x, const DLArray* mean, const D
   const bool aligned = Aligned16(in) && Aligned16(added) && Aligned16(out);
   const auto run = [&](auto act) {
     using Activation = decltype(act);
-    const auto map = [&](auto body) { RunMap(op, x->ctx, shape, aligned, body, stream); };
+    const auto map = [&](auto body) { RunMap<T>(op, x->ctx, shape, aligned, body, stream); };
     if (added)
       map(NormalizeOp<T, Activation, true>{in, added, out, moments, scales, biases, act});
     else

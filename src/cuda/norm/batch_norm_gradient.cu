@@ -19,48 +19,48 @@ namespace {
 // dy itself.
 template <class T>
 struct PlainFlow {
+  static constexpr int kBatch = 4;  // vectors of each array that a thread has in flight
   const T* dy;
 
-  struct Channel {};
   template <int kVector>
-  using Loaded = Vec<kVector>;
-  __device__ Channel Of(int64_t, const Moments&) const { return {}; }
+  using Loaded = Vec<T, kVector>;
+  __device__ Affine Of(int64_t, const Moments& m) const { return {m.mean, 0.f, 0.f}; }
   template <int kVector>
-  __device__ __forceinline__ Vec<kVector> Load(int64_t at) const {
+  __device__ __forceinline__ Vec<T, kVector> Load(int64_t at) const {
     return Read<kVector>(dy + at);
   }
   template <int kVector>
-  __device__ __forceinline__ float Gradient(const Channel&, const Vec<kVector>& loaded, int e,
+  __device__ __forceinline__ float Gradient(const Affine&, const Vec<T, kVector>& loaded, int e,
                                             float) const {
-    return loaded.v[e];
+    return loaded[e];
   }
   template <int kVector>
-  __device__ __forceinline__ void Save(const Vec<kVector>&, int64_t) const {}
+  __device__ __forceinline__ void Save(const float (&)[kVector], int64_t) const {}
 };
 
 // dact(normalized x, dy), the pre-activation recomputed from x.
 template <class T, class Dact>
 struct ActivationFlow {
+  static constexpr int kBatch = 4;
   const T* dy;
   ChannelFloats<T> scale;
   ChannelFloats<T> bias;
   Dact dact;
 
-  using Channel = Affine;
   template <int kVector>
-  using Loaded = Vec<kVector>;
+  using Loaded = Vec<T, kVector>;
   __device__ Affine Of(int64_t c, const Moments& m) const { return AffineOf(m, scale[c], bias[c]); }
   template <int kVector>
-  __device__ __forceinline__ Vec<kVector> Load(int64_t at) const {
+  __device__ __forceinline__ Vec<T, kVector> Load(int64_t at) const {
     return Read<kVector>(dy + at);
   }
   template <int kVector>
-  __device__ __forceinline__ float Gradient(const Affine& affine, const Vec<kVector>& loaded, int e,
-                                            float x) const {
-    return dact(affine(x), loaded.v[e]);
+  __device__ __forceinline__ float Gradient(const Affine& affine, const Vec<T, kVector>& loaded,
+                                            int e, float x) const {
+    return dact(affine(x), loaded[e]);
   }
   template <int kVector>
-  __device__ __forceinline__ void Save(const Vec<kVector>&, int64_t) const {}
+  __device__ __forceinline__ void Save(const float (&)[kVector], int64_t) const {}
 };
 
 struct RuntimeDact {
@@ -76,6 +76,7 @@ struct RuntimeDact {
 // output is y (kOutput), else it is recomputed from x.
 template <class T, bool kOutput, bool kTwo>
 struct ReluFlow {
+  static constexpr int kBatch = 2;
   const T* dy;
   const T* more;
   const T* y;
@@ -83,13 +84,12 @@ struct ReluFlow {
   ChannelFloats<T> bias;
   T* dz;
 
-  using Channel = Affine;
   template <int kVector>
   struct Loaded {
-    Vec<kVector> dy, more, y;
+    Vec<T, kVector> dy, more, y;
   };
   __device__ Affine Of(int64_t c, const Moments& m) const {
-    if constexpr (kOutput) return {};
+    if constexpr (kOutput) return {m.mean, 0.f, 0.f};
     return AffineOf(m, scale[c], bias[c]);
   }
   template <int kVector>
@@ -103,32 +103,37 @@ struct ReluFlow {
   template <int kVector>
   __device__ __forceinline__ float Gradient(const Affine& affine, const Loaded<kVector>& loaded,
                                             int e, float x) const {
-    float g = loaded.dy.v[e];
-    if constexpr (kTwo) g = __fadd_rn(g, loaded.more.v[e]);
-    return fn::ReluGradient{}(kOutput ? loaded.y.v[e] : affine(x), g);
+    float g = loaded.dy[e];
+    if constexpr (kTwo) g = __fadd_rn(g, loaded.more[e]);
+    return fn::ReluGradient{}(kOutput ? loaded.y[e] : affine(x), g);
   }
   template <int kVector>
-  __device__ __forceinline__ void Save(const Vec<kVector>& g, int64_t at) const {
-    Write(dz + at, g);
+  __device__ __forceinline__ void Save(const float (&g)[kVector], int64_t at) const {
+    Write<kVector>(dz + at, g);
   }
 };
 
 // ---- statistics: of a channel over the batch, or of rows (layer and group norm) ----
 
 struct BatchStats {
+  static constexpr int kBatch = 4;
   BatchMoments moments;
   struct Channel {
-    Moments fixed;
-    __device__ __forceinline__ float Centered(float x, int64_t) const { return x - fixed.mean; }
+    Affine affine;
+    __device__ __forceinline__ float Centered(float x, int64_t) const { return x - affine.mean; }
   };
-  __device__ Channel Of(int64_t c) const { return {moments.Of(c)}; }
+  template <class Flow>
+  __device__ Channel Of(int64_t c, const Flow& flow) const {
+    return {flow.Of(c, moments.Of(c))};
+  }
   __device__ float Factor(int64_t c) const { return moments.Of(c).inverse; }  // of the sum
 };
 
 struct RowGroupStats {
+  static constexpr int kBatch = 2;
   RowMoments rows;
   struct Channel {
-    Moments fixed;  // none
+    Affine affine;  // none
     const float* mean;
     const float* inverse;
     int64_t groups;
@@ -136,7 +141,8 @@ struct RowGroupStats {
       return (x - mean[n * groups]) * inverse[n * groups];
     }
   };
-  __device__ Channel Of(int64_t c) const {
+  template <class Flow>
+  __device__ Channel Of(int64_t c, const Flow&) const {
     return {{}, rows.mean + c / rows.per, rows.inverse + c / rows.per, rows.groups};
   }
   __device__ float Factor(int64_t) const { return 1.f; }
@@ -147,34 +153,27 @@ struct RowGroupStats {
 // dscale = sum(g * (x - mean) * inverse) and dbias = sum(g) of each channel, g the gradient.
 template <class T, class Stats, class Flow>
 struct SumsOp {
+  using Sum = float;
   const T* x;
   Stats stats;
   Flow flow;
-  float* scales;  // (parts, channels), before Stats::Factor
-  float* biases;  // (parts, channels)
   float* dscale;  // (channels)
   float* dbias;   // (channels)
 
+  // The first sum is without Stats::Factor.
   template <int kVector>
-  __device__ void Partial(const Channels& shape, const ChannelTiling& tiling, int64_t part,
-                          int64_t tile) const {
+  __device__ __forceinline__ void Add(const Channels&, TileIterator<kVector>& it,
+                                      float (&scale)[kVector], float (&bias)[kVector]) const {
     struct Loaded {
       int64_t n;
-      Vec<kVector> x;
+      Vec<T, kVector> x;
       typename Flow::template Loaded<kVector> flow;
     };
-    __shared__ TileSums of_scale, of_bias;
-    TileIterator<kVector> it(shape, tiling, part, tile);
     typename Stats::Channel channel[kVector];
-    typename Flow::Channel dact_channel[kVector];
 #pragma unroll
-    for (int e = 0; e < kVector; e++) {
-      const bool same = e > 0 && it.c[e] == it.c[e - 1];
-      channel[e] = same ? channel[e - 1] : stats.Of(it.c[e]);
-      dact_channel[e] = same ? dact_channel[e - 1] : flow.Of(it.c[e], channel[e].fixed);
-    }
-    float scale[kVector] = {}, bias[kVector] = {};
-    it.template ForEach<2>(
+    for (int e = 0; e < kVector; e++) scale[e] = bias[e] = 0.f;
+    constexpr int kBatch = Stats::kBatch < Flow::kBatch ? Stats::kBatch : Flow::kBatch;
+    it.template ForEach<kBatch>(
         [&](int64_t n, int64_t at) {
           Loaded loaded;
           loaded.n = n;
@@ -182,40 +181,24 @@ struct SumsOp {
           loaded.flow = flow.template Load<kVector>(at);
           return loaded;
         },
+        [&] { it.OfChannels([&](int64_t c) { return stats.Of(c, flow); }, channel); },
         [&](const Loaded& loaded, int64_t at) {
-          Vec<kVector> g;
+          float g[kVector];
 #pragma unroll
           for (int e = 0; e < kVector; e++) {
-            g.v[e] =
-                flow.template Gradient<kVector>(dact_channel[e], loaded.flow, e, loaded.x.v[e]);
-            scale[e] = fmaf(g.v[e], channel[e].Centered(loaded.x.v[e], loaded.n), scale[e]);
-            bias[e] += g.v[e];
+            const float x = loaded.x[e];
+            g[e] = flow.template Gradient<kVector>(channel[e].affine, loaded.flow, e, x);
+            scale[e] = fmaf(g[e], channel[e].Centered(x, loaded.n), scale[e]);
+            bias[e] += g[e];
           }
           flow.template Save<kVector>(g, at);
         });
-    ReduceVecs(shape, tiling, scale, &of_scale);
-    ReduceVecs(shape, tiling, bias, &of_bias);
-    const int64_t c = tile * tiling.width + threadIdx.x;
-    if (threadIdx.x >= tiling.width || c >= shape.count) return;
-    scales[part * shape.count + c] = of_scale.of[threadIdx.x];
-    biases[part * shape.count + c] = of_bias.of[threadIdx.x];
   }
 
-  __device__ void Totals(const Channels& shape, const ChannelTiling& tiling, int64_t tile) const {
-    __shared__ TileSums of_scale, of_bias;
-    const auto sum = [&](const float* of, TileSums* totals) {
-      ReduceParts(
-          shape, tiling, tile,
-          [&](int64_t p, int64_t c, int) { return __ldcg(of + p * shape.count + c); }, totals);
-    };
-    sum(scales, &of_scale);
-    sum(biases, &of_bias);
-    const int64_t c = tile * tiling.width + threadIdx.x;
-    if (threadIdx.x >= tiling.width || c >= shape.count) return;
+  __device__ void Finish(const Channels& shape, int64_t c, float scale, float bias) const {
     // An empty sum is 0, though the deviation of no values is NaN.
-    const bool any = shape.outer > 0 && shape.inner > 0;
-    dscale[c] = any ? of_scale.of[threadIdx.x] * stats.Factor(c) : 0.f;
-    dbias[c] = of_bias.of[threadIdx.x];
+    dscale[c] = shape.PerChannel() > 0 ? scale * stats.Factor(c) : 0.f;
+    dbias[c] = bias;
   }
 };
 
@@ -232,27 +215,23 @@ struct GradientOp {
   T* dx;
 
   struct Channel {
-    float mean, factor, shift, projection;
+    Affine affine;
+    float shift, projection;
   };
-  __device__ Channel Of(int64_t c, const Moments& m) const {
-    return {m.mean, m.inverse * scale[c], dbias[c] * share, m.inverse * dscale[c] * share};
+  __device__ Channel Of(int64_t c) const {
+    const Moments m = moments.Of(c);
+    Affine affine = flow.Of(c, m);
+    affine.factor = __fmul_rn(m.inverse, scale[c]);
+    return {affine, dbias[c] * share, m.inverse * dscale[c] * share};
   }
 
   template <int kVector>
   __device__ void Map(TileIterator<kVector>& it) const {
     struct Loaded {
-      Vec<kVector> x;
+      Vec<T, kVector> x;
       typename Flow::template Loaded<kVector> flow;
     };
     Channel channel[kVector];
-    typename Flow::Channel dact_channel[kVector];
-#pragma unroll
-    for (int e = 0; e < kVector; e++) {
-      const bool same = e > 0 && it.c[e] == it.c[e - 1];
-      const Moments m = same ? Moments{} : moments.Of(it.c[e]);
-      channel[e] = same ? channel[e - 1] : Of(it.c[e], m);
-      dact_channel[e] = same ? dact_channel[e - 1] : flow.Of(it.c[e], m);
-    }
     it.template ForEach<2>(
         [&](int64_t, int64_t at) {
           Loaded loaded;
@@ -260,17 +239,18 @@ struct GradientOp {
           loaded.flow = flow.template Load<kVector>(at);
           return loaded;
         },
+        [&] { it.OfChannels([&](int64_t c) { return Of(c); }, channel); },
         [&](const Loaded& loaded, int64_t at) {
-          Vec<kVector> out;
+          float out[kVector];
 #pragma unroll
           for (int e = 0; e < kVector; e++) {
-            const float x = loaded.x.v[e];
-            const float g = flow.template Gradient<kVector>(dact_channel[e], loaded.flow, e, x);
-            const float correction =
-                fmaf(x - channel[e].mean, channel[e].projection, channel[e].shift);
-            out.v[e] = __fmul_rn(g - correction, channel[e].factor);
+            const Channel& of = channel[e];
+            const float x = loaded.x[e];
+            const float g = flow.template Gradient<kVector>(of.affine, loaded.flow, e, x);
+            const float correction = fmaf(x - of.affine.mean, of.projection, of.shift);
+            out[e] = __fmul_rn(g - correction, of.affine.factor);
           }
-          Write(dx + at, out);
+          Write<kVector>(dx + at, out);
         });
   }
 };
@@ -281,12 +261,8 @@ template <class T, class Stats, class Flow>
 void RunSums(const char* op, DLContext ctx, const T* x, const Channels& shape, bool aligned,
              const Stats& stats, const Flow& flow, unsigned* arrived, float* dscale, float* dbias,
              DLStream stream) {
-  const ChannelTiling tiling = ChannelTiling::OfSums(shape, aligned && Aligned16(x));
-  const int64_t partials = tiling.parts * shape.count;
-  const Scratch scratch(ctx, 2 * partials * (int64_t)sizeof(float), stream);
-  const SumsOp<T, Stats, Flow> body{
-      x, stats, flow, scratch.floats(), scratch.floats() + partials, dscale, dbias};
-  RunSumsOf(op, ctx, shape, tiling, body, arrived, stream);
+  RunSums<T>(op, ctx, shape, aligned && Aligned16(x),
+             SumsOp<T, Stats, Flow>{x, stats, flow, dscale, dbias}, arrived, stream);
 }
 
 // The inputs that all of these launchers share.
@@ -414,7 +390,7 @@ void RunGradient(const char* op, const DLArray* x, const Inputs<T>& inputs, cons
   const float share = (float)(1.0 / (double)std::max<int64_t>(inputs.shape.PerChannel(), 1));
   T* out = Out<T>(op, dx);
   const bool aligned = Aligned16(inputs.x) && Aligned16(flow.dy) && Aligned16(out);
-  RunMap(
+  RunMap<T>(
       op, x->ctx, inputs.shape, aligned,
       GradientOp<T, Flow>{inputs.x, inputs.moments, flow, ChannelFloatsOf<T>(op, scale, count),
                           PerChannel(op, dscale, count), PerChannel(op, dbias, count), share, out},

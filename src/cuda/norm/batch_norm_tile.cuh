@@ -1,190 +1,180 @@
 // Tiling for kernels that reduce or map x (outer, channels, inner) channel by channel.
 //
-// A tile is a run of neighboring channels, about a kilobyte of each image n, and is shared by
-// `parts` blocks. Threads load vectors of four elements where alignment and sizes allow. In a tile
-// of several channels a thread keeps its position in the run for all n, and so the channels of its
-// vector; in a tile of one channel, threads lie along the runs of all n. A thread knows its
-// channels before its loop and advances by constant steps, without divisions.
+// A tile is a run of neighboring channels, 128 bytes or more of each image n, and is shared by
+// `parts` blocks, as many as are resident at a time. Threads load vectors of 16 bytes where
+// alignment and sizes allow. In a tile of several channels a thread keeps its position in the run
+// for all n, and so the channels of its vector; in a tile of one channel, threads lie along the
+// runs of all n. A thread knows its channels before its loop and advances by constant steps,
+// without divisions.
 //
-// Reductions walk the images from last to first with interleaved blocks, maps from first to last:
+// Blocks are interleaved. Reductions walk the images from last to first, maps from first to last:
 // each starts with what the kernel before it left in the L2 cache. Memory bandwidth limits both.
 #pragma once
+#include <numeric>
+
 #include "cuda/norm/norm.cuh"
-#include "cuda/pointwise/quad.cuh"
-#include "cuda/reduce/group.cuh"
+#include "cuda/pointwise/vector.cuh"
+#include "cuda/runtime/divisor.cuh"
+#include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
 namespace cuda {
 
-constexpr int kMaxWidth = 128;
-constexpr int64_t kResidentBlocks = 4 * 132;  // on a GPU of 132 multiprocessors
+// Threads of a block, and blocks that a multiprocessor holds: few of a reduction, whose partial
+// sums one block combines, and of a map so many as registers allow.
+constexpr int kSumsThreads = 512, kSumsBlocks = 1;
+constexpr int kMapThreads = 256, kMapBlocks = 3;
+constexpr int kMaxWidth = 64;
 
 struct ChannelTiling {
-  int width;        // channels of a tile
-  int reducers;     // threads a channel in the last step of a reduction, a power of 2
-  int loaders;      // threads of a block that load
-  bool vectorized;  // four elements a vector, else one
-  int run;          // vectors of one image
-  int64_t vecs;     // vectors of a tile
-  int64_t tiles, parts;
-  int64_t first;             // vectors from the start of a part to that of the next
-  int64_t step;              // vectors from one of a thread to its next, which is
-  int step_n, step_run;      // so many images and vectors of a run,
-  int64_t step_at, wrap_at;  // so many elements, and so many more past the end of a run
-  int max_vecs;              // vectors of a thread, at most
+  int threads;  // of a block
+  int width;    // channels of a tile
+  int vector;   // elements of a vector: 16 bytes or one element
+  int run;      // vectors of one image
+  int loaders;  // threads of a block that load
+  int length;   // elements of a channel in each image of a tile
+  Divisor by_length;
+  int64_t vecs;  // vectors of a tile
+  int tiles, parts;
+  Divisor by_run, by_tiles;
+  int rounds, rest;          // `rounds` vectors of each thread, and one more of the first `rest`
+  int step_n, step_run;      // from one vector of a thread to its next: images, vectors of a run,
+  int64_t step_at, wrap_at;  // elements, and how many more past the end of a run
   bool reversed;             // from the last n to the first
 
-  // For reductions: as many parts as are resident at a time, each of four vectors a thread or more.
-  static ChannelTiling OfSums(const Channels& shape, bool aligned) {
-    ChannelTiling t(shape, aligned);
-    const int64_t worth = CeilDiv(t.vecs, 4 * t.loaders);
-    t.parts =
-        std::max<int64_t>(1, std::min(worth, kResidentBlocks / std::max<int64_t>(t.tiles, 1)));
-    t.first = t.loaders;
-    t.max_vecs = (int)CeilDiv(t.vecs, t.parts * t.loaders);
-    t.Step(shape, t.parts * t.loaders, true);
-    return t;
-  }
-  // For maps: a part is a run of images, of 4 to 16 vectors a thread.
-  static ChannelTiling OfMap(const Channels& shape, bool aligned) {
-    ChannelTiling t(shape, aligned);
-    const int64_t all = CeilDiv(t.vecs, t.loaders);
-    const int64_t fair = CeilDiv(all * t.tiles, 2 * kResidentBlocks);
-    t.max_vecs = (int)std::max<int64_t>(4, std::min<int64_t>(16, fair));
-    t.parts = CeilDiv(all, t.max_vecs);
-    t.first = t.max_vecs * t.loaders;
-    t.Step(shape, t.loaders, false);
-    return t;
-  }
-
-  unsigned Blocks() const { return (unsigned)(tiles * parts); }
-  __host__ __device__ int Vector() const { return vectorized ? 4 : 1; }
-  // Elements of each channel in a part of a reduction.
-  __host__ __device__ int64_t PerChannel(int64_t part) const {
-    const int64_t left = vecs % step - part * loaders;
-    const int64_t loaded = vecs / step * loaders + (left < 0 ? 0 : left < loaders ? left : loaders);
-    return loaded * Vector() / width;
-  }
-
- private:
-  ChannelTiling(const Channels& shape, bool aligned) {
+  // Of a reduction, or else a map. `wide` is the number of elements in 16 bytes where all arrays
+  // are aligned to that, else 1.
+  ChannelTiling(DLContext ctx, const Channels& shape, int wide, bool reduces)
+      : threads(reduces ? kSumsThreads : kMapThreads),
+        length((int)std::min<int64_t>(shape.inner, INT32_MAX)),
+        by_length(std::max<int64_t>(shape.inner, 1)),
+        reversed(reduces) {
+    const int64_t resident = (reduces ? kSumsBlocks : kMapBlocks) * Multiprocessors(ctx.device_id);
     const bool empty = shape.Numel() == 0;
-    vectorized = aligned && !empty && shape.count * shape.inner % 4 == 0;
-    const int64_t even = !vectorized || shape.inner % 4 == 0 ? 1 : shape.inner % 2 == 0 ? 2 : 4;
-    width = empty ? 1 : (int)Width(shape, even);
-    if (even > 1 && width * shape.inner > 4 * kThreads) {  // more vectors than threads
-      vectorized = false;
+    vector = !empty && shape.count * shape.inner % wide == 0 ? wide : 1;
+    width = empty ? 1 : Width(shape);
+    if (width * shape.inner > (int64_t)vector * threads) {  // more vectors than threads
+      if (shape.inner % vector != 0) vector = 1;
       width = 1;
     }
-    run = (int)std::max<int64_t>(1, width * shape.inner / Vector());
-    loaders = width > 1 ? kThreads / run * run : kThreads;
+    run = (int)std::max<int64_t>(1, width * shape.inner / vector);
+    loaders = width > 1 ? threads / run * run : threads;
+    by_run = Divisor(run);
     vecs = empty ? 0 : shape.outer * run;
-    tiles = CeilDiv(shape.count, width);
-    reducers = 32;
-    while (reducers * width > kThreads) reducers /= 2;
-  }
-  void Step(const Channels& shape, int64_t step_vecs, bool from_last) {
-    reversed = from_last;
-    step = step_vecs;
-    step_n = (int)(step / run);
-    step_run = (int)(step % run);
+    tiles = (int)CeilDiv(shape.count, width);
+    by_tiles = Divisor(std::max(tiles, 1));
+    const int64_t worth = CeilDiv(vecs, 4 * loaders);  // four vectors a thread or more
+    parts = (int)std::max<int64_t>(1, std::min(worth, Parts(std::max(tiles, 1), resident)));
+    const int step = parts * loaders;  // vectors from one of a thread to its next
+    rounds = (int)(vecs / step);
+    rest = (int)(vecs % step);
+    step_n = step / run;
+    step_run = step % run;
     const int64_t image = (reversed ? -1 : 1) * shape.count * shape.inner;
-    step_at = step_n * image + step_run * Vector();
-    wrap_at = image - run * Vector();
+    step_at = step_n * image + step_run * vector;
+    wrap_at = image - run * vector;
   }
-  // Channels of a tile: 128 contiguous elements or more; a multiple of `even`, or all channels.
-  static int64_t Width(const Channels& shape, int64_t even) {
-    const int64_t enough = CeilDiv(kMaxWidth, std::max<int64_t>(even * shape.inner, 1));
-    return std::max<int64_t>(1, std::min(shape.count, std::min<int64_t>(kMaxWidth, even * enough)));
+
+  unsigned Blocks() const { return (unsigned)tiles * (unsigned)parts; }
+
+ private:
+  // Channels of a tile: 64 contiguous elements or more; a multiple of what begins at a vector, or
+  // all channels. Tiles share the channels evenly.
+  int Width(const Channels& shape) const {
+    const int64_t even = vector / std::gcd((int64_t)vector, shape.inner);
+    const int64_t enough = even * CeilDiv(kMaxWidth, even * shape.inner);
+    const int64_t tiles = CeilDiv(shape.count, std::min<int64_t>(kMaxWidth, enough));
+    const int64_t fair = even * CeilDiv(shape.count, tiles * even);
+    return (int)std::min<int64_t>(shape.count, std::min<int64_t>(fair, kMaxWidth));
+  }
+  // Parts of a tile that fill one wave of resident blocks or, where a tenth of that would be idle,
+  // a few.
+  static int64_t Parts(int64_t tiles, int64_t resident) {
+    for (int64_t waves = 1; waves < 4; waves++) {
+      const int64_t parts = waves * resident / tiles;
+      if (10 * parts * tiles >= 9 * waves * resident) return parts;
+    }
+    return 4 * resident / tiles;
   }
 };
-
-// ---- vectors of elements ----
-
-template <int kVector>
-struct Vec {
-  float v[kVector];
-};
-
-template <int kVector, class T>
-__device__ __forceinline__ Vec<kVector> Read(const T* p) {
-  if constexpr (kVector == 1) {
-    return {*p};
-  } else {
-    const float4 v = LoadQuad(p);
-    return {v.x, v.y, v.z, v.w};
-  }
-}
-// Streaming load, for what is not read again: it is evicted first.
-template <int kVector, class T>
-__device__ __forceinline__ Vec<kVector> ReadLast(const T* p) {
-  if constexpr (kVector == 1) {
-    return {LoadLast(p)};
-  } else {
-    const float4 v = LoadQuadLast(p);
-    return {v.x, v.y, v.z, v.w};
-  }
-}
-template <int kVector, class T>
-__device__ __forceinline__ void Write(T* p, const Vec<kVector>& u) {
-  if constexpr (kVector == 1)
-    *p = T(u.v[0]);
-  else
-    StoreQuad(p, make_float4(u.v[0], u.v[1], u.v[2], u.v[3]));
-}
 
 // Iterates over the vectors of a thread in one part of one tile.
 template <int kVector>
 struct TileIterator {
-  int count;           // of vectors
-  int64_t n, at;       // of the next one: its image, and its offset in the array
-  int64_t c[kVector];  // the channel of each of its elements
+  int count;      // of vectors
+  int64_t n, at;  // of the next one: its image, and its offset in the array
 
-  __device__ TileIterator(const Channels& shape, const ChannelTiling& tiling, int64_t part,
-                          int64_t tile)
-      : count(0), n(0), tiling_(tiling) {
-    const int64_t begin = tile * tiling.width;
-    const int64_t vec = part * tiling.first + threadIdx.x;
+  __device__ TileIterator(const Channels& shape, const ChannelTiling& tiling, int part, int tile)
+      : count(0), n(0), tiling_(tiling), shape_(shape), begin_((int64_t)tile * tiling.width) {
+    const int vec = part * tiling.loaders + threadIdx.x;
     if (threadIdx.x < tiling.loaders && vec < tiling.vecs) {
-      count = (int)min((int64_t)tiling.max_vecs, (tiling.vecs - 1 - vec) / tiling.step + 1);
-      n = vec / tiling.run;
-      k_ = (int)(vec - n * tiling.run);
+      count = tiling.rounds + (vec < tiling.rest ? 1 : 0);
+      n = vec / tiling.by_run;
+      k_ = vec - (int)n * tiling.run;
     }
-    if (begin * shape.inner + (k_ + 1) * kVector > shape.count * shape.inner)
+    if (begin_ * shape.inner + (k_ + 1) * kVector > shape.count * shape.inner)
       count = k_ = 0;  // the last tile may have fewer channels
-#pragma unroll
-    for (int e = 0; e < kVector; e++)
-      c[e] = begin + (tiling.width == 1 ? 0 : (k_ * kVector + e) / (int)shape.inner);
     if (tiling.reversed) n = shape.outer - 1 - n;
-    at = (n * shape.count + begin) * shape.inner + k_ * kVector;
+    at = (n * shape.count + begin_) * shape.inner + k_ * kVector;
   }
 
-  // Calls add(load(n, at), at) for every vector, with kBatch loads in flight.
-  template <int kBatch, class Load, class Add>
-  __device__ __forceinline__ void ForEach(const Load& load, const Add& add) {
+  // of(c) for the channel c of each element of this thread's vectors. All threads call it, once.
+  template <class Of, class Channel>
+  __device__ __forceinline__ void OfChannels(const Of& of, Channel (&channel)[kVector]) const {
+    __shared__ Channel of_tile[kMaxWidth];
+    if (OwnChannel() >= 0) of_tile[threadIdx.x] = of(OwnChannel());
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < kVector; e++)
+      channel[e] = of_tile[tiling_.width == 1 ? 0 : (k_ * kVector + e) / tiling_.by_length];
+  }
+
+  // The channel of the tile that this thread takes care of, or -1.
+  __device__ __forceinline__ int64_t OwnChannel() const {
+    const int64_t c = begin_ + threadIdx.x;
+    return threadIdx.x < tiling_.width && c < shape_.count ? c : -1;
+  }
+
+  // Calls add(load(n, at), at) for every vector, with kBatch loads in flight, and prepare() once,
+  // while the first are.
+  template <int kBatch, class Load, class Prepare, class Add>
+  __device__ __forceinline__ void ForEach(const Load& load, const Prepare& prepare,
+                                          const Add& add) {
+    decltype(load(n, at)) loaded[kBatch];
+    int64_t where[kBatch];
+    const auto fetch = [&](int j) {
+      where[j] = at;
+      loaded[j] = load(n, at);
+      Advance();
+    };
+    const auto use = [&](int j) { add(loaded[j], where[j]); };
     int left = count;
-    for (; left >= kBatch; left -= kBatch) Batch<kBatch, true>(kBatch, load, add);
-    if (left > 0) Batch<kBatch, false>(left, load, add);
+    Batch<kBatch>(left, fetch);
+    prepare();
+    while (left > 0) {
+      Batch<kBatch>(left, use);
+      left -= kBatch;
+      Batch<kBatch>(left, fetch);
+    }
   }
 
  private:
   const ChannelTiling& tiling_;
+  const Channels& shape_;
+  const int64_t begin_;  // the first channel of the tile
   int k_ = 0;
 
-  template <int kBatch, bool kFull, class Load, class Add>
-  __device__ __forceinline__ void Batch(int left, const Load& load, const Add& add) {
-    decltype(load(n, at)) loaded[kBatch];
-    int64_t where[kBatch];
+  // f(0), f(1), ..., of kBatch or what is left.
+  template <int kBatch, class F>
+  __device__ __forceinline__ void Batch(int left, const F& f) {
+    if (left >= kBatch) {
 #pragma unroll
-    for (int j = 0; j < kBatch; j++)
-      if (kFull || j < left) {
-        where[j] = at;
-        loaded[j] = load(n, at);
-        Advance();
-      }
+      for (int j = 0; j < kBatch; j++) f(j);
+    } else {
 #pragma unroll
-    for (int j = 0; j < kBatch; j++)
-      if (kFull || j < left) add(loaded[j], where[j]);
+      for (int j = 0; j < kBatch - 1; j++)
+        if (j < left) f(j);
+    }
   }
 
   __device__ __forceinline__ void Advance() {
@@ -200,145 +190,185 @@ struct TileIterator {
 
 // ---- block reductions by channel; all threads of a block call these ----
 
-struct TileSums {
-  float of[kMaxWidth];  // a channel of the tile
-};
-
-// The sums of `value` by channel, each over kThreads / width neighboring threads.
-__device__ __forceinline__ void ReduceThreads(const ChannelTiling& tiling, float value,
-                                              TileSums* totals) {
-  if (tiling.width == 1) {
-    value = GroupReduce<SumMonoid, kThreads>(value);
-    if (threadIdx.x == 0) totals->of[0] = value;
-    __syncthreads();
-    return;
-  }
-  __shared__ float values[kThreads];
-  const int w = threadIdx.x / tiling.reducers, each = kThreads / tiling.width;
+// sums[w] = the sum of `value` over the threads w, w + width, w + 2 width, ...
+template <class Sum>
+__device__ __forceinline__ void ReduceThreads(const ChannelTiling& tiling, Sum value,
+                                              Sum (&sums)[kSumsThreads]) {
+  const int width = tiling.width;
   __syncthreads();  // the previous call's readers are done
-  values[threadIdx.x] = value;
+  sums[threadIdx.x] = value;
   __syncthreads();
-  float sum = 0.f;
-  if (w < tiling.width)
-    for (int k = threadIdx.x % tiling.reducers; k < each; k += tiling.reducers)
-      sum += values[w * each + k];
-  for (int distance = tiling.reducers / 2; distance > 0; distance /= 2)
-    sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-  if (w < tiling.width && threadIdx.x % tiling.reducers == 0) totals->of[w] = sum;
-  __syncthreads();
+  for (int left = kSumsThreads / width; left > 1;) {
+    const int half = (left + 1) / 2;
+    if (threadIdx.x < (left - half) * width) sums[threadIdx.x] += sums[threadIdx.x + half * width];
+    __syncthreads();
+    left = half;
+  }
 }
 
 // The sums by channel of what each thread has for each element of its vectors.
-template <int kVector>
-__device__ __forceinline__ void ReduceVecs(const Channels& shape, const ChannelTiling& tiling,
-                                           const float (&of)[kVector], TileSums* totals) {
-  float sum = 0.f;
+template <int kVector, class Sum>
+__device__ __forceinline__ void ReduceVecs(const ChannelTiling& tiling, const Sum (&of)[kVector],
+                                           Sum (&sums)[kSumsThreads]) {
+  Sum sum = 0;
   if (tiling.width == 1) {
 #pragma unroll
     for (int e = 0; e < kVector; e++) sum += of[e];
-    return ReduceThreads(tiling, sum, totals);
+    return ReduceThreads(tiling, sum, sums);
   }
-  __shared__ __align__(16) float entries[kThreads * kVector];
+  __shared__ Sum entries[kSumsThreads * kVector];
   __syncthreads();  // the previous call's readers are done
-  Vec<kVector> own;
 #pragma unroll
-  for (int e = 0; e < kVector; e++) own.v[e] = of[e];
-  Write(entries + threadIdx.x * kVector, own);
+  for (int e = 0; e < kVector; e++) entries[threadIdx.x * kVector + e] = of[e];
   __syncthreads();
-  const int each = kThreads / tiling.width, inner = (int)shape.inner;
-  const int w = threadIdx.x / each, length = tiling.run * kVector;
-  const int count = tiling.loaders / tiling.run * inner;
-  if (w < tiling.width)
-    for (int k = threadIdx.x % each; k < count; k += each)
-      sum += entries[k / inner * length + w * inner + k % inner];
-  ReduceThreads(tiling, sum, totals);
-}
-
-// The sum of value(p) over the parts, for each channel of a tile. value reads what other blocks
-// wrote, and so bypasses the L1 cache.
-template <class Value>
-__device__ __forceinline__ void ReduceParts(const Channels& shape, const ChannelTiling& tiling,
-                                            int64_t tile, const Value& value, TileSums* totals) {
-  const int each = kThreads / tiling.width;
-  const int w = threadIdx.x / each;
-  const int64_t c = tile * tiling.width + w;
-  float sum = 0.f;
-  if (w < tiling.width && c < shape.count) {
-#pragma unroll 4
-    for (int64_t p = threadIdx.x % each; p < tiling.parts; p += each) sum += value(p, c, w);
-  }
-  ReduceThreads(tiling, sum, totals);
+  const int each = kSumsThreads / tiling.width, first = threadIdx.x / tiling.width;
+  const int w = threadIdx.x - first * tiling.width;
+  const int row = tiling.run * kVector, count = tiling.loaders / tiling.run * tiling.length;
+  if (first < each)
+    for (int k = first; k < count; k += each) {
+      const int n = k / tiling.by_length;
+      sum += entries[n * row + w * tiling.length + k - n * tiling.length];
+    }
+  ReduceThreads(tiling, sum, sums);
 }
 
 // ---- reductions ----
 
-// op.Partial writes the partial sums of one part of one tile, op.Totals combines those of all
-// parts. With `arrived`, a counter a tile that is zero before and after, the last block to arrive
-// at a tile combines them; without, TotalsKernel does.
+// Two sums of each channel. Of op: Add gives those of this thread for each element of its vectors,
+// Finish writes what becomes of those of a channel.
+template <class Sum>
+struct Partials {
+  Sum* first;   // (parts, channels)
+  Sum* second;  // (parts, channels)
+};
+template <class Sum>
+struct TileSums {
+  Sum first[kSumsThreads], second[kSumsThreads];
+};
+
+// The sums over the parts of a tile. Other blocks wrote them, so this bypasses the L1 cache.
+template <class Sum>
+__device__ __forceinline__ void ReduceParts(const Channels& shape, const ChannelTiling& tiling,
+                                            int tile, const Partials<Sum>& partials,
+                                            TileSums<Sum>& sums) {
+  constexpr int kBatch = 8;  // loads of each in flight
+  const int each = kSumsThreads / tiling.width, begin = threadIdx.x / tiling.width;
+  const int64_t c = (int64_t)tile * tiling.width + threadIdx.x - begin * tiling.width;
+  Sum first = 0, second = 0;
+  if (begin < each && c < shape.count) {
+    for (int64_t part = begin; part < tiling.parts; part += kBatch * each) {
+      Sum of_first[kBatch], of_second[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; j++) {
+        const bool any = part + j * each < tiling.parts;
+        const int64_t at = (part + j * each) * shape.count + c;
+        of_first[j] = any ? __ldcg(partials.first + at) : Sum(0);
+        of_second[j] = any ? __ldcg(partials.second + at) : Sum(0);
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; j++) first += of_first[j], second += of_second[j];
+    }
+  }
+  ReduceThreads(tiling, first, sums.first);
+  ReduceThreads(tiling, second, sums.second);
+}
+
+template <class Op>
+__device__ __forceinline__ void Finish(const Channels& shape, const ChannelTiling& tiling, int tile,
+                                       const Op& op, const TileSums<typename Op::Sum>& sums) {
+  const int64_t c = (int64_t)tile * tiling.width + threadIdx.x;
+  if (threadIdx.x < tiling.width && c < shape.count)
+    op.Finish(shape, c, sums.first[threadIdx.x], sums.second[threadIdx.x]);
+}
+
+// The blocks of a tile write partial sums. With `arrived`, a counter a tile that is zero before and
+// after, the last block to arrive combines them; without, TotalsKernel does.
 template <int kVector, class Op>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kSumsThreads, kSumsBlocks)
     PartialSumsKernel(const __grid_constant__ Channels shape,
                       const __grid_constant__ ChannelTiling tiling, const __grid_constant__ Op op,
-                      unsigned* arrived) {
+                      Partials<typename Op::Sum> partials, unsigned* arrived) {
+  __shared__ TileSums<typename Op::Sum> sums;
   __shared__ bool last;
-  const int64_t part = blockIdx.x / tiling.tiles;
-  const int64_t tile = blockIdx.x - part * tiling.tiles;
+  const int part = (int)blockIdx.x / tiling.by_tiles;
+  const int tile = (int)blockIdx.x - part * tiling.tiles;
+  TileIterator<kVector> it(shape, tiling, part, tile);
   GridDependencySynchronize();
-  op.template Partial<kVector>(shape, tiling, part, tile);
+  typename Op::Sum first[kVector], second[kVector];
+  op.Add(shape, it, first, second);
   TriggerProgrammaticLaunch();
-  if (!arrived) return;
-  __syncthreads();
-  if (threadIdx.x == 0) last = CountUp(arrived + tile) == tiling.parts - 1;
-  __syncthreads();
-  if (!last) return;
-  op.Totals(shape, tiling, tile);
-  if (threadIdx.x == 0) arrived[tile] = 0;
+  ReduceVecs(tiling, first, sums.first);
+  ReduceVecs(tiling, second, sums.second);
+  if (tiling.parts > 1) {
+    const int64_t c = it.OwnChannel();
+    if (c >= 0) {
+      partials.first[part * shape.count + c] = sums.first[threadIdx.x];
+      partials.second[part * shape.count + c] = sums.second[threadIdx.x];
+    }
+    if (!arrived) return;
+    __syncthreads();
+    if (threadIdx.x == 0) last = CountUp(arrived + tile) == tiling.parts - 1;
+    __syncthreads();
+    if (!last) return;
+    ReduceParts(shape, tiling, tile, partials, sums);
+    if (threadIdx.x == 0) arrived[tile] = 0;
+  }
+  Finish(shape, tiling, tile, op, sums);
 }
 
 template <class Op>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSumsThreads)
     TotalsKernel(const __grid_constant__ Channels shape,
-                 const __grid_constant__ ChannelTiling tiling, const __grid_constant__ Op op) {
+                 const __grid_constant__ ChannelTiling tiling, const __grid_constant__ Op op,
+                 Partials<typename Op::Sum> partials) {
+  __shared__ TileSums<typename Op::Sum> sums;
   GridDependencySynchronize();
-  op.Totals(shape, tiling, blockIdx.x);
+  ReduceParts(shape, tiling, (int)blockIdx.x, partials, sums);
+  Finish(shape, tiling, (int)blockIdx.x, op, sums);
 }
 
-template <class Op>
-void RunSumsOf(const char* op, DLContext ctx, const Channels& shape, const ChannelTiling& tiling,
-               const Op& body, unsigned* arrived, DLStream stream) {
+// The sums of op over elements T, all arrays of which lie at multiples of 16 bytes if `aligned`.
+template <class T, class Op>
+void RunSums(const char* name, DLContext ctx, const Channels& shape, bool aligned, const Op& op,
+             unsigned* arrived, DLStream stream) {
+  using Sum = typename Op::Sum;
+  const ChannelTiling tiling(ctx, shape, aligned ? kWide<T> : 1, true);
+  const int64_t count = tiling.parts * shape.count;
+  const Scratch scratch(ctx, 2 * count * (int64_t)sizeof(Sum), stream);
+  const Partials<Sum> partials{(Sum*)scratch.data(), (Sum*)scratch.data() + count};
   const bool pdl = ComputeMajor(ctx.device_id) >= 9;
   const auto run = [&](auto kernel) {
-    LaunchClusters(op, kernel, tiling.Blocks(), 1, kThreads, 0, pdl, stream, shape, tiling, body,
-                   arrived);
+    LaunchClusters(name, kernel, tiling.Blocks(), 1, kSumsThreads, 0, pdl, stream, shape, tiling,
+                   op, partials, arrived);
   };
-  tiling.vectorized ? run(PartialSumsKernel<4, Op>) : run(PartialSumsKernel<1, Op>);
-  if (!arrived)
-    LaunchClusters(op, TotalsKernel<Op>, (unsigned)tiling.tiles, 1, kThreads, 0, pdl, stream, shape,
-                   tiling, body);
+  tiling.vector > 1 ? run(PartialSumsKernel<kWide<T>, Op>) : run(PartialSumsKernel<1, Op>);
+  if (!arrived && tiling.parts > 1)
+    LaunchClusters(name, TotalsKernel<Op>, (unsigned)tiling.tiles, 1, kSumsThreads, 0, pdl, stream,
+                   shape, tiling, op, partials);
 }
 
 // ---- maps ----
 
 // op.Map writes one part of one tile.
 template <int kVector, class Op>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kMapThreads, kMapBlocks)
     MapKernel(const __grid_constant__ Channels shape, const __grid_constant__ ChannelTiling tiling,
               const __grid_constant__ Op op) {
-  const int64_t part = blockIdx.x / tiling.tiles;
+  const int part = (int)blockIdx.x / tiling.by_tiles;
+  TileIterator<kVector> it(shape, tiling, part, (int)blockIdx.x - part * tiling.tiles);
   GridDependencySynchronize();
-  TileIterator<kVector> it(shape, tiling, part, blockIdx.x - part * tiling.tiles);
   op.Map(it);
 }
 
-template <class Op>
-void RunMap(const char* op, DLContext ctx, const Channels& shape, bool aligned, const Op& body,
+template <class T, class Op>
+void RunMap(const char* name, DLContext ctx, const Channels& shape, bool aligned, const Op& op,
             DLStream stream) {
-  const ChannelTiling tiling = ChannelTiling::OfMap(shape, aligned);
+  const ChannelTiling tiling(ctx, shape, aligned ? kWide<T> : 1, false);
   const auto run = [&](auto kernel) {
-    LaunchClusters(op, kernel, tiling.Blocks(), 1, kThreads, 0, ComputeMajor(ctx.device_id) >= 9,
-                   stream, shape, tiling, body);
+    LaunchClusters(name, kernel, tiling.Blocks(), 1, kMapThreads, 0,
+                   ComputeMajor(ctx.device_id) >= 9, stream, shape, tiling, op);
   };
-  tiling.vectorized ? run(MapKernel<4, Op>) : run(MapKernel<1, Op>);
+  tiling.vector > 1 ? run(MapKernel<kWide<T>, Op>) : run(MapKernel<1, Op>);
 }
 
 }  // namespace cuda

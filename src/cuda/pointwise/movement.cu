@@ -39,36 +39,44 @@ __global__ void CastKernel(const From* x, To* y, int64_t n) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = Convert<To>(x[i]);
 }
 
-constexpr int kTile = 32;
-constexpr int kTileRows = 8;
+constexpr int kTileBits = 10;  // of the elements of a tile
+constexpr int kPaddings = 512;
 
-// A batched 2-D transpose, y (batch, high, low) from x (batch, low, high) up to strides.
+// A batched 2-D transpose, y (batch, high, low) from x (batch, low, high) up to strides. A tile is
+// square or, where one of the two is short, as wide as that to the next power of 2.
 struct TransposeTiling {
   int64_t high, low;  // sizes of the output axis that is fastest in x, and of the fastest one in y
   int64_t x_low, y_high;      // strides of the slow axis on either side
   Loop batch;                 // the other axes; loop.x are strides in x, loop.y in y
+  int low_bits, high_bits;    // of the extents of a tile
   int64_t high_tiles, tiles;  // tiles along `high`, and of one matrix
 };
 
 template <class T>
 __global__ void TransposeKernel(const T* x, T* y, int64_t jobs, TransposeTiling tiling) {
-  __shared__ T tile[kTile][kTile + 1];  // padded against bank conflicts
-  const int fast = threadIdx.x % kTile;
-  const int slow = threadIdx.x / kTile;
+  __shared__ T tile[(1 << kTileBits) + kPaddings];
+  const int low_mask = (1 << tiling.low_bits) - 1, high_mask = (1 << tiling.high_bits) - 1;
+  const int row =
+      (1 << tiling.high_bits) + max(1, 32 >> tiling.low_bits);  // against bank conflicts
   for (int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
     const int64_t batch = job / tiling.tiles;
     const int64_t in_batch = job - batch * tiling.tiles;
-    const int64_t low0 = in_batch / tiling.high_tiles * kTile;
-    const int64_t high0 = in_batch % tiling.high_tiles * kTile;
+    const int64_t tile_row = in_batch / tiling.high_tiles;
+    const int64_t low0 = tile_row << tiling.low_bits;
+    const int64_t high0 = (in_batch - tile_row * tiling.high_tiles) << tiling.high_bits;
     const Offsets at = Locate(tiling.batch, batch);
-    for (int row = slow; row < kTile; row += kTileRows) {
-      if (low0 + row < tiling.low && high0 + fast < tiling.high)
-        tile[row][fast] = x[at.x + (low0 + row) * tiling.x_low + high0 + fast];
+#pragma unroll
+    for (int i = threadIdx.x; i < 1 << kTileBits; i += kThreads) {
+      const int low = i >> tiling.high_bits, high = i & high_mask;
+      if (low0 + low < tiling.low && high0 + high < tiling.high)
+        tile[low * row + high] = x[at.x + (low0 + low) * tiling.x_low + high0 + high];
     }
     __syncthreads();
-    for (int row = slow; row < kTile; row += kTileRows) {
-      if (high0 + row < tiling.high && low0 + fast < tiling.low)
-        y[at.y + (high0 + row) * tiling.y_high + low0 + fast] = tile[fast][row];
+#pragma unroll
+    for (int i = threadIdx.x; i < 1 << kTileBits; i += kThreads) {
+      const int high = i >> tiling.low_bits, low = i & low_mask;
+      if (high0 + high < tiling.high && low0 + low < tiling.low)
+        y[at.y + (high0 + high) * tiling.y_high + low0 + low] = tile[low * row + high];
     }
     __syncthreads();
   }
@@ -158,13 +166,22 @@ TransposeTiling TilingOf(const Loop& loop) {
   int high = 0;
   while (loop.x[high] != 1) high++;
   TransposeTiling tiling{
-      loop.shape[high], loop.shape[low], loop.x[low], loop.y[high], Loop(), 0, 0};
+      loop.shape[high], loop.shape[low], loop.x[low], loop.y[high], Loop(), 0, 0, 0, 0};
   for (int k = 0; k < low; k++) {
     if (k != high) tiling.batch.Append(loop.shape[k], loop.x[k], loop.y[k]);
   }
   if (tiling.batch.ndim == 0) tiling.batch.Append(1, 0, 0);
-  tiling.high_tiles = CeilDiv(tiling.high, kTile);
-  tiling.tiles = tiling.high_tiles * CeilDiv(tiling.low, kTile);
+  const auto bits = [](int64_t extent) {
+    int bits = 1;
+    while (bits < kTileBits / 2 && int64_t(1) << bits < extent) bits++;
+    return bits;
+  };
+  tiling.low_bits = bits(tiling.low);
+  tiling.high_bits =
+      tiling.low_bits < kTileBits / 2 ? kTileBits - tiling.low_bits : bits(tiling.high);
+  tiling.low_bits = kTileBits - tiling.high_bits;
+  tiling.high_tiles = CeilDiv(tiling.high, int64_t(1) << tiling.high_bits);
+  tiling.tiles = tiling.high_tiles * CeilDiv(tiling.low, int64_t(1) << tiling.low_bits);
   return tiling;
 }
 
@@ -181,8 +198,8 @@ void Transpose(const DLArray* x, Struct<Permutation> perm, DLArray* y, DLStream 
   const int64_t jobs = n / (tiling.high * tiling.low) * tiling.tiles;
   WithElementBits(y, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    Launch("transpose", TransposeKernel<T>, Blocks(jobs, 1), kTile * kTileRows, 0, stream,
-           (const T*)x->data, (T*)y->data, jobs, tiling);
+    Launch("transpose", TransposeKernel<T>, Blocks(jobs, 1), kThreads, 0, stream, (const T*)x->data,
+           (T*)y->data, jobs, tiling);
   });
 }
 

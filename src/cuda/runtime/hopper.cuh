@@ -33,6 +33,9 @@ __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t nbyte
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(nbytes)
                : "memory");
 }
+__device__ __forceinline__ void Arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 // Arrives at the barrier at the same address in block `rank` of the cluster.
 __device__ __forceinline__ void ArriveAt(uint32_t barrier, uint32_t rank) {
   asm volatile(
@@ -117,6 +120,34 @@ __device__ __forceinline__ void LoadBox(uint32_t to, const CUtensorMap* map, uin
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
       "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+// Copies the pixels of a map of images (im2col) that follow each other from (w, h, n) on, each read
+// `by_w` and `by_h` further, and of them the channels from c on; multicast as above.
+template <bool kMulticast>
+__device__ __forceinline__ void LoadPixels(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                           int c, int w, int h, int n, int by_w, int by_h) {
+  if constexpr (kMulticast)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((uint16_t)by_w),
+        "h"((uint16_t)by_h), "h"((uint16_t)3)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((uint16_t)by_w),
+        "h"((uint16_t)by_h)
+        : "memory");
+}
+__device__ __forceinline__ void StorePixels(const CUtensorMap* map, uint32_t from, int c, int w,
+                                            int h, int n) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.im2col_no_offs.bulk_group"
+      " [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(from), "r"(c), "r"(w), "r"(h), "r"(n)
       : "memory");
 }
 // Copies bytes that lie in a row; both sides and their number are multiples of 16.
@@ -220,9 +251,10 @@ __device__ __forceinline__ void WaitForProducts() {
   DLSYS_REGS4(d, i), DLSYS_REGS4(d, i + 1), DLSYS_REGS4(d, i + 2), DLSYS_REGS4(d, i + 3)
 #define DLSYS_REGS64(d, i) \
   DLSYS_REGS16(d, i), DLSYS_REGS16(d, i + 4), DLSYS_REGS16(d, i + 8), DLSYS_REGS16(d, i + 12)
-#define DLSYS_NAMES32                                                                              \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
-  "%26,%27,%28,%29,%30,%31"
+#define DLSYS_NAMES16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define DLSYS_NAMES32 \
+  DLSYS_NAMES16       \
+  ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define DLSYS_NAMES64                                                                             \
   DLSYS_NAMES32                                                                                   \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54," \
@@ -259,40 +291,49 @@ __device__ __forceinline__ void WaitForProducts() {
 template <class T, bool kAlongM, bool kAlongN, int kBlocks>
 __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, uint64_t b,
                                             bool accumulate) {
-  static_assert(kBlocks == 8 || kBlocks == 16 || kBlocks == 32, "64, 128 or 256 columns");
+  static_assert(kBlocks == 4 || kBlocks == 8 || kBlocks == 16 || kBlocks == 32, "32 to 256 columns");
   static_assert(!std::is_same_v<T, float> || !(kAlongM || kAlongN), "tf32 lies along K");
   if constexpr (kBlocks == 32) {
     DLSYS_WGMMA_TYPES(256, (DLSYS_REGS64(d, 0), DLSYS_REGS64(d, 16)), DLSYS_NAMES128, "%128",
                       "%129", "%130", "%131", "%132");
   } else if constexpr (kBlocks == 16) {
     DLSYS_WGMMA_TYPES(128, (DLSYS_REGS64(d, 0)), DLSYS_NAMES64, "%64", "%65", "%66", "%67", "%68");
-  } else {
+  } else if constexpr (kBlocks == 8) {
     DLSYS_WGMMA_TYPES(64, (DLSYS_REGS16(d, 0), DLSYS_REGS16(d, 4)), DLSYS_NAMES32, "%32", "%33",
                       "%34", "%35", "%36");
+  } else {
+    DLSYS_WGMMA_TYPES(32, (DLSYS_REGS16(d, 0)), DLSYS_NAMES16, "%16", "%17", "%18", "%19", "%20");
   }
 }
 
-#define DLSYS_WGMMA_REGISTERS(n, regs, names, a0, a1, a2, a3, b0, p0, t0)                      \
-  if constexpr (std::is_same_v<T, bfloat16>)                                                   \
-    DLSYS_WGMMA_OF_REGISTERS(n, "bf16", DLSYS_UNPACK regs, names, a0, a1, a2, a3, b0, p0, t0); \
-  else                                                                                         \
-    DLSYS_WGMMA_OF_REGISTERS(n, "f16", DLSYS_UNPACK regs, names, a0, a1, a2, a3, b0, p0, t0)
-#define DLSYS_WGMMA_OF_REGISTERS(n, type, regs, names, a0, a1, a2, a3, b0, p0, t0)         \
-  asm volatile("{ .reg .pred p;\nsetp.ne.b32 p, " p0                                       \
-               ", 0;\n"                                                                    \
-               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" names  \
-               "}, {" a0 "," a1 "," a2 "," a3 "}, " b0 ", p, 1, 1, " t0 "; }"              \
-               : regs                                                                      \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate), \
-                 "n"((int)kAlongN))
+#define DLSYS_WGMMA_REGISTERS(n, regs, names, a0, a1, a2, a3, b0, p0, t0)                         \
+  if constexpr (std::is_same_v<T, float>)                                                         \
+    DLSYS_WGMMA_OF_REGISTERS(#n "k8", "tf32", DLSYS_UNPACK regs, names, a0, a1, a2, a3, b0, p0,   \
+                             "");                                                                 \
+  else if constexpr (std::is_same_v<T, bfloat16>)                                                 \
+    DLSYS_WGMMA_OF_REGISTERS(#n "k16", "bf16", DLSYS_UNPACK regs, names, a0, a1, a2, a3, b0, p0,  \
+                             ", " t0, "n"((int)kAlongN));                                         \
+  else                                                                                            \
+    DLSYS_WGMMA_OF_REGISTERS(#n "k16", "f16", DLSYS_UNPACK regs, names, a0, a1, a2, a3, b0, p0,   \
+                             ", " t0, "n"((int)kAlongN))
+#define DLSYS_WGMMA_OF_REGISTERS(shape, type, regs, names, a0, a1, a2, a3, b0, p0, tail, ...)     \
+  asm volatile("{ .reg .pred p;\nsetp.ne.b32 p, " p0                                              \
+               ", 0;\n"                                                                           \
+               "wgmma.mma_async.sync.aligned.m64n" shape ".f32." type "." type " {" names         \
+               "}, {" a0 "," a1 "," a2 "," a3 "}, " b0 ", p, 1, 1" tail "; }"                     \
+               : regs                                                                             \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate)         \
+                     __VA_OPT__(, ) __VA_ARGS__)
 
 // The same with A (64, 16) of 16-bit elements in registers: thread t of the warpgroup holds the
 // columns t % 4 * 2 and the next of row t / 32 * 16 + t % 32 / 4 in a[0], of the row 8 below in
-// a[1], and those 8 columns on in a[2] and a[3].
+// a[1], and those 8 columns on in a[2] and a[3]. Of float, which is read as tf32, A is (64, 8) and
+// a[0] holds column t % 4, a[2] the one 4 columns on.
 template <class T, bool kAlongN, int kBlocks>
 __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], const uint32_t (&a)[4],
                                             uint64_t b, bool accumulate) {
-  static_assert(kIs16Bit<T> && (kBlocks == 8 || kBlocks == 16), "64 or 128 columns");
+  static_assert(kBlocks == 8 || kBlocks == 16, "64 or 128 columns");
+  static_assert(!std::is_same_v<T, float> || !kAlongN, "tf32 lies along K");
   if constexpr (kBlocks == 16) {
     DLSYS_WGMMA_REGISTERS(128, (DLSYS_REGS64(d, 0)), DLSYS_NAMES64, "%64", "%65", "%66", "%67",
                           "%68", "%69", "%70");
@@ -307,6 +348,7 @@ __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], const uint32
 #undef DLSYS_REGS4
 #undef DLSYS_REGS16
 #undef DLSYS_REGS64
+#undef DLSYS_NAMES16
 #undef DLSYS_NAMES32
 #undef DLSYS_NAMES64
 #undef DLSYS_NAMES128

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ...dtypes import is_integral
+from ...dtypes import is_integral, storage_dtype
 from ...errors import DeviceError, DeviceLostError, KernelError, OutOfMemoryError
 from ...graph.node import Node, find_topo_sort
 from ...graph.spec import Spec
@@ -162,7 +162,8 @@ def _is_open(node: Node, ctx: Context) -> bool:
     made = [node.spec] if isinstance(node.spec, Spec) else node.spec
     sizes = [spec.size for spec in (*(x.spec for x in node.inputs), *made)]
     floats = not any(is_integral(spec.dtype) for spec in made)
-    known = floats and min(sizes) > 0 and target_of(ctx).has(node.op.kernel)
+    dtype = storage_dtype(spec.dtype for spec in (*(x.spec for x in node.inputs), *made))
+    known = floats and min(sizes) > 0 and target_of(ctx).has(node.op.kernel, dtype)
     return known and len(load().algorithms(ctx.kernel_device, node.op.kernel)) > 0
 
 

@@ -64,7 +64,7 @@ class RuleOp(Op):
         self._states = count * (1 + len(rule.slots))
         self.writes = tuple(range(self._states))
         if not rule.beside:
-            self.descends_by = tuple(range(self._states, self._states + count))
+            self.gradient_inputs = tuple(range(self._states, self._states + count))
         self._plain = self._states + count + rule.takes_rate  # inputs before step, count and scale
         self.any_dtype = (self._plain, self._plain + 1)
         self.signature = _signature(rule, count)

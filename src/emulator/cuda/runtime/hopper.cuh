@@ -5,6 +5,7 @@
 
 #include <array>
 #include <mutex>
+#include <stdexcept>
 #include <type_traits>
 
 #include "cuda/runtime/ptx.cuh"
@@ -55,6 +56,7 @@ inline void ArriveExpecting(uint32_t barrier, uint32_t nbytes) {
 inline void ArriveAt(uint32_t barrier, uint32_t rank) {
   WithBarrier(barrier, (int)rank, [](MemoryBarrier& it) { return it.pending--; });
 }
+inline void Arrive(uint32_t barrier) { ArriveAt(barrier, (uint32_t)emulator::ClusterRank()); }
 inline void WaitForPhase(uint32_t barrier, uint32_t parity) {
   const int rank = emulator::ClusterRank();
   emulator::WaitUntil([=] {
@@ -82,33 +84,55 @@ void RaiseRegisters() {}
 inline uint32_t Swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
 using Coordinates = std::array<int, 4>;  // of a box, which is 1 long in the fourth axis
+using Distances = std::array<int, 2>;    // from a pixel along w and h
+
+// The coordinates of a pixel of an image map from one on, as many positions further as `count`.
+inline Coordinates PixelAt(const CUtensorMap& map, const Coordinates& from, uint32_t count,
+                           const Distances& by) {
+  int64_t carry = count;
+  Coordinates at = from;
+  for (int k = 0; k < 2; k++) {
+    const int distance = from[k + 1] - map.first[k], step = (int)map.step[k];
+    if (distance < 0 || distance % step || distance / step >= (int)map.count[k])
+      throw std::logic_error("a pixel copy begins at no position of its map");
+    carry += distance / step;
+    at[k + 1] = map.first[k] + (int)(carry % map.count[k]) * step + by[k];
+    carry /= map.count[k];
+  }
+  at[3] += (int)carry;
+  return at;
+}
 
 // Calls f with each element of a box that lies inside of the array, and with null for the rest, and
-// with its swizzled address in shared memory.
+// with its swizzled address in shared memory. `by` is of image maps.
 template <class F>
-void ForBox(const CUtensorMap& map, uint32_t shared, const Coordinates& origin, F&& f) {
+void ForBox(const CUtensorMap& map, uint32_t shared, const Coordinates& origin, const Distances& by,
+            F&& f) {
   for (uint32_t at = 0; at < map.box[0] * map.box[1] * map.box[2]; at++) {
     const uint32_t of[4] = {at % map.box[0], at / map.box[0] % map.box[1],
                             at / (map.box[0] * map.box[1]), 0};
+    const Coordinates pixel = map.count[0] ? PixelAt(map, origin, of[1], by) : Coordinates{};
     char* element = map.data;
     bool inside = true;
     for (int k = 0; k < map.dimensions; k++) {
-      const int64_t index = origin[k] + of[k];
+      const int64_t index = map.count[0] && k > 0 ? pixel[k] : origin[k] + (int64_t)of[k];
       inside &= index >= 0 && index < (int64_t)map.extents[k];
       element += index * (int64_t)map.strides[k];
     }
-    f(inside ? element : nullptr, Swizzled(shared + at * (uint32_t)map.size));
+    const uint32_t address = shared + at * (uint32_t)map.size;
+    f(inside ? element : nullptr, map.swizzled ? Swizzled(address) : address);
   }
 }
 
 inline void LoadBoxAt(uint32_t to, const CUtensorMap* map, uint32_t barrier, const Coordinates& at,
-                      bool multicast) {
+                      bool multicast, const Distances& by = {}) {
   const int rank = emulator::ClusterRank();
   emulator::Background([=, map = *map] {
     const int first = multicast ? 0 : rank, last = multicast ? 1 : rank;
     for (int peer = first; peer <= last; peer++) {
-      ForBox(map, to, at, [&](const char* from, uint32_t address) {
-        char* element = (char*)emulator::SharedAt(address, peer);
+      char* const zero = (char*)emulator::SharedAt(to, peer) - to;
+      ForBox(map, to, at, by, [&](const char* from, uint32_t address) {
+        char* element = zero + address;
         if (from)
           memcpy(element, from, map.size);
         else
@@ -127,6 +151,11 @@ inline void LoadBox(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x
                     int w) {
   LoadBoxAt(to, map, barrier, {x, y, z, w}, false);
 }
+template <bool kMulticast>
+void LoadPixels(uint32_t to, const CUtensorMap* map, uint32_t barrier, int c, int w, int h, int n,
+                int by_w, int by_h) {
+  LoadBoxAt(to, map, barrier, {c, w, h, n}, kMulticast, {by_w, by_h});
+}
 inline void LoadBytes(uint32_t to, const void* from, uint32_t nbytes, uint32_t barrier) {
   const int rank = emulator::ClusterRank();
   emulator::Background([=] {
@@ -136,10 +165,13 @@ inline void LoadBytes(uint32_t to, const void* from, uint32_t nbytes, uint32_t b
 }
 inline void StoreBox(const CUtensorMap* map, uint32_t from, int x, int y, int z, int w = 0) {
   emulator::Begin(emulator::Unit::kStores, [=, map = *map] {
-    ForBox(map, from, {x, y, z, w}, [&](char* to, uint32_t address) {
+    ForBox(map, from, {x, y, z, w}, {}, [&](char* to, uint32_t address) {
       if (to) memcpy(to, emulator::SharedAt(address), map.size);
     });
   });
+}
+inline void StorePixels(const CUtensorMap* map, uint32_t from, int c, int w, int h, int n) {
+  StoreBox(map, from, c, w, h, n);
 }
 inline void CloseStores() { emulator::CloseGroup(emulator::Unit::kStores); }
 inline void WaitForStoresReads() { emulator::WaitForGroups(emulator::Unit::kStores, 0); }
@@ -191,11 +223,12 @@ void ReadOperand(uint64_t descriptor, int row, float (&to)[32 / sizeof(T)]) {
   constexpr int kOfBox = 128 / sizeof(T);
   const auto field = [&](int bit) { return (uint32_t)(descriptor >> bit & 0x3FFF) << 4; };
   const uint32_t start = field(0), leading = field(16), stride = field(32);
+  const char* const zero = (const char*)emulator::SharedAt(start) - start;  // of its addresses
   for (int k = 0; k < 32 / (int)sizeof(T); k++) {
     const uint32_t at =
         kAcross ? row / kOfBox * leading + k / 8 * stride + k % 8 * 128 + row % kOfBox * sizeof(T)
                 : row / 8 * stride + row % 8 * 128 + k * sizeof(T);
-    const T* element = (const T*)emulator::SharedAt(Swizzled(start + at));
+    const T* element = (const T*)(zero + Swizzled(start + at));
     to[k] = sizeof(T) == 4 ? CutToTf32((float)*element) : (float)*element;
   }
 }
@@ -230,16 +263,24 @@ void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, uint64_t b, bool accumulate
 
 template <class T, bool kAlongN, int kBlocks>
 void MultiplyAdd(float (&d)[kBlocks][4], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
-  struct Row {
-    float x[2][16];
+  constexpr int kOfWord = 4 / sizeof(T), kDepth = 32 / sizeof(T);
+  struct Rows {
+    float x[2][kDepth];
   } rows;
   const int lane = emulator::Lane();
-  for (int k = 0; k < 16; k++) {
+  for (int word = 0; word < 8; word++) {
     for (int half = 0; half < 2; half++) {
-      const uint32_t pair = emulator::FromLane(a[k / 8 * 2 + half], lane / 4 * 4 + k % 8 / 2);
-      T x;
-      x.bits = (uint16_t)(pair >> k % 2 * 16);
-      rows.x[half][k] = (float)x;
+      const uint32_t bits = emulator::FromLane(a[word / 4 * 2 + half], lane / 4 * 4 + word % 4);
+      float* const to = &rows.x[half][word * kOfWord];
+      if constexpr (kOfWord == 1) {
+        *to = CutToTf32(__uint_as_float(bits));
+      } else {
+        for (int k = 0; k < kOfWord; k++) {
+          T x;
+          x.bits = (uint16_t)(bits >> 16 * k);
+          to[k] = (float)x;
+        }
+      }
     }
   }
   emulator::Begin(emulator::Unit::kProducts,

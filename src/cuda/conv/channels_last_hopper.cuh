@@ -1,0 +1,29 @@
+// Convolution of floats of 16 bits with channels last by wgmma and TMA, for sm_90a; arguments as in
+// channels_last.cuh. Dense, channels and filters by eight: a 1 x 1 filter at stride 1 is a GEMM of
+// the images as they lie, the others are implicit GEMMs (channels_last_sources.cuh). Images of few
+// channels, as photographs are, are copied for a forward pass and for the gradient of the filter.
+#pragma once
+#include "cuda/conv/channels_last.cuh"
+#include "cuda/conv/cost.h"
+
+namespace dlsys {
+namespace cuda {
+namespace channels_last {
+
+// Why it cannot compute a pass of a convolution of these arrays, or null.
+const char* HopperRefusal(const Call& at, const Conv& conv, Pass pass, const void* x, const void* f,
+                          const void* y);
+
+// The tilings of its implicit GEMM.
+std::vector<std::string> WgmmaTilings();
+
+template <class T>
+void ForwardOnHopper(const Call& at, const Conv& conv, const T* x, const T* f, const T* bias, T* y);
+template <class T>
+void DataGradientOnHopper(const Call& at, const Conv& conv, const T* f, const T* dy, T* dx);
+template <class T>
+void FilterGradientOnHopper(const Call& at, const Conv& conv, const T* x, const T* dy, T* df);
+
+}  // namespace channels_last
+}  // namespace cuda
+}  // namespace dlsys
