@@ -3,9 +3,9 @@
     python benchmarks gpt [--device cpu] [--steps 1200] [--preset 30m] [--picture FILE.png]
 
 One run of `dlsys gpt train`: `seconds` are those of the command, with reading, validation and
-samples, those of records are of training steps. Writes gpt_<device>.json, or gpt_<preset>_<device>.json, with the record of each
-validation, and the samples. The exit status is 0 when the
-loss on text that was held back ends below half of the guess among all characters.
+samples, those of records are of training steps. Writes gpt_<device>.json, with a preset
+gpt_<preset>_<device>.json, with the record of each validation, and the samples. The exit status is
+0 when the loss on text that was held back ends below half of the guess among all characters.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Ten steps of GPT-2 and ResNet-50 from equal weights against PyTorch in float64: errors of ours and
-of PyTorch's, in float32 and in bf16.
+"""Ten steps of GPT-2 and ResNet-50 from equal weights against PyTorch in float64: errors of ours
+and of PyTorch's, in float32 and in bf16.
 
     python benchmarks ten_steps [--device gpu] [--works gpt2,resnet50] [--picture FILE.png]
 
@@ -67,7 +67,9 @@ def gpt2(full: bool) -> Work:
             attended = f.scaled_dot_product_attention(q, k, v, is_causal=True)
             attended = attended.transpose(1, 2).reshape(rows, length, width)
             y = y + linear(f"{block}.attn.c_proj", attended)
-            hidden = f.gelu(linear(f"{block}.mlp.c_fc", norm(f"{block}.ln_2", y)), approximate="tanh")
+            hidden = f.gelu(
+                linear(f"{block}.mlp.c_fc", norm(f"{block}.ln_2", y)), approximate="tanh"
+            )
             y = y + linear(f"{block}.mlp.c_proj", hidden)
         return f.linear(norm("ln_f", y), state["wte.weight"]).flatten(0, 1)
 
@@ -151,7 +153,10 @@ def theirs(work: Work, device: str, dtype: str) -> Steps:
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    kind, on = (torch.float64 if dtype == "float64" else torch.float32), device.replace("gpu", "cuda")
+    kind, on = (
+        (torch.float64 if dtype == "float64" else torch.float32),
+        device.replace("gpu", "cuda"),
+    )
     names = dict(work.model.named_parameters())
     start = work.model.state_dict()
     state = {n: torch.tensor(start[n], dtype=kind, device=on).requires_grad_() for n in names}
