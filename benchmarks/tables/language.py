@@ -1,4 +1,4 @@
-"""The tables of generation.py and ten_steps.py: tokens that GPT-2 writes, and errors of training."""
+"""The tables of generation.py and ten_steps.py: tokens that GPT-2 writes, errors of training."""
 
 from __future__ import annotations
 
