@@ -57,10 +57,10 @@ class Executor(Views):
     DLSYS_FUSION leaves. backend: that of executors which never run at the same time; they share the
     memory of its arena. memory: the most bytes of the arena, in which activations, gradients and
     scratch lie, Parameters and slots do not: a number, or a text such as "12 GiB"; activations that
-    do not fit are computed again in backward, with the same bits (docs/design.md). group: ranks that train together, of `dist.init()`: each feeds its share of
-    a batch, and updates use the mean of all ranks' gradients (docs/dist.md). Plans are made once
-    for each set of feed shapes and dtypes; a run after that allocates nothing. An executor belongs
-    to one thread at a time.
+    do not fit are computed again in backward, with the same bits (docs/design.md). group: ranks
+    that train together, of `dist.init()`: each feeds its share of a batch, and updates use the mean
+    of all ranks' gradients (docs/dist.md). Plans are made once for each set of feed shapes and
+    dtypes; a run after that allocates nothing. An executor belongs to one thread at a time.
 
     Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter, or no
     number of bytes; OutOfMemoryError where no plan is within `memory`, with the least that is;

@@ -10,7 +10,9 @@ What is stored is chosen in two stages. First all *cuts* are: activations behind
 nodes read no earlier one, such as the residual stream between blocks. Of the rest, those go
 that free the most bytes for a FLOP of computing them again, as few as will do. Where all of them do
 not, only every second cut is stored, every third and so on. A cut and what is between two of them
-are computed again together, when backward first asks for something there.
+are computed again together, when backward first asks for something there. The fusion weight_update,
+which makes the weights of several small layers in one kernel, needs all their activations at once:
+leave it out where such layers are to take less.
 """
 
 from __future__ import annotations
@@ -211,9 +213,7 @@ def _backward_order(order: Sequence[Node], late: Set[Node]) -> list[Node]:
         if node not in read and len(last) == 1:
             ends.setdefault(last[0], []).append(node)
     moved = {node for found in ends.values() for node in found}
-    return [
-        one for node in anchors if node not in moved for one in (node, *ends.get(node, ()))
-    ]
+    return [one for node in anchors if node not in moved for one in (node, *ends.get(node, ()))]
 
 
 def _early(order: Sequence[Node], late: Set[Node]) -> set[Node]:

@@ -75,7 +75,9 @@ class DrawTokenOp(Op):
         check_count(node, "step", step)
         for x, spec in zip(node.inputs, specs[:2]):
             if spec.dtype is not None and spec.dtype.kind != "f":
-                raise node.error(f"expected logits and settings in floats, got {x.name} {spec.dtype}")
+                raise node.error(
+                    f"expected logits and settings in floats, got {x.name} {spec.dtype}"
+                )
         if len(logits.shape) != 2 or logits.shape[1] < 1 or settings.shape != (3,):
             raise node.error(
                 f"expected logits (rows, n) and settings (3,), got {logits.shape} and "
