@@ -3,8 +3,8 @@
 // A tile is a run of neighboring channels, 128 bytes or more of each image n, and is shared by
 // `parts` blocks. Threads load vectors of 16 bytes where alignment and sizes allow. In a tile of
 // several channels a thread keeps its position in the run for all n, and so the channels of its
-// vector; in a tile of one channel, threads lie along the runs of all n. A thread knows its channels
-// before its loop and advances by constant steps, without divisions.
+// vector; in a tile of one channel, threads lie along the runs of all n. A thread knows its
+// channels before its loop and advances by constant steps, without divisions.
 //
 // Reductions walk the images from last to first and maps from first to last: each starts with what
 // the kernel before it left in the L2 cache. Parts are interleaved, so that blocks that run at a
