@@ -13,7 +13,7 @@ enum CUtensorMapDataType {
   CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
 };
 enum CUtensorMapInterleave { CU_TENSOR_MAP_INTERLEAVE_NONE };
-enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_128B };
+enum CUtensorMapSwizzle { CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_128B };
 enum CUtensorMapL2promotion { CU_TENSOR_MAP_L2_PROMOTION_L2_256B };
 enum CUtensorMapFloatOOBfill { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
 
@@ -29,4 +29,5 @@ struct CUtensorMap {
   uint32_t step[2], count[2];
   int size;     // of an element
   bool rounds;  // float32 to tf32, as it is loaded
+  bool swizzled;
 };

@@ -16,6 +16,7 @@ bool SetArray(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t dimensions,
   *map = {};
   map->data = (char*)data;
   map->dimensions = (int)dimensions;
+  map->swizzled = true;
   map->rounds = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
   map->size = map->rounds || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
   bool valid = dimensions >= 1 && dimensions <= kMostMapDimensions && (uintptr_t)data % 16 == 0;
@@ -31,14 +32,16 @@ bool SetArray(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t dimensions,
 
 CUresult Encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t dimensions, void* data,
                 const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
-                const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle,
+                const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   bool valid = SetArray(map, type, dimensions, data, extents, strides);
+  map->swizzled = swizzle == CU_TENSOR_MAP_SWIZZLE_128B;
   for (cuuint32_t k = 0; valid && k < dimensions; k++) {
     map->box[k] = box[k];
     valid = box[k] > 0 && box[k] <= kMostOfBox && steps[k] == 1;
   }
-  return valid && box[0] * map->size <= kSwizzledNbytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  valid = valid && (!map->swizzled || box[0] * map->size <= kSwizzledNbytes);
+  return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 // Of images (n, h, w, c) alone.

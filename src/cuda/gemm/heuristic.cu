@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
+#include "cuda/gemm/ffma.cuh"
 #include "cuda/gemm/kernel.cuh"
 #include "cuda/gemm/uint8.cuh"
 #include "cuda/reduce/reduce.cuh"
@@ -54,10 +56,9 @@ constexpr TileCost kFp32Costs[] = {
     {"128x64", 128, 64, 1, 4.0, 54.6, 54.6}, {"64x64", 64, 64, 1, 3.7, 30, 30},
     {"64x32", 64, 32, 2, 2.6, 20.5, 18.6},   {"32x32", 32, 32, 2, 2.5, 12.3, 8.8},
     {"32x16", 32, 16, 2, 2.8, 6.9, 5.7},     {"16x32", 16, 32, 2, 2.8, 6.9, 5.7}};
-constexpr TileCost kLargeCosts[] = {
-    {"128x128", 128, 128, 2, 5.0, 99, 89},         {"256x128", 256, 128, 1, 6.0, 183, 183},
-    {"128x128 in 128", 128, 128, 2, 5.0, 105, 93}, {"128x256", 128, 256, 1, 6.0, 183, 183},
-    {"256x128 in 8", 256, 128, 1, 6.0, 183, 183},  {"128x128 in 8", 128, 128, 2, 5.0, 99, 89}};
+constexpr TileCost kLargeCosts[] = {{"128x128", 128, 128, 2, 5.0, 99, 89},
+                                    {"256x128", 256, 128, 1, 6.0, 183, 183}};
+constexpr TileCost kFfmaCosts[] = {{"256x128 TMA", 256, 128, 1, 6.0, 152, 152}};
 constexpr TileCost kTf32Costs[] = {
     {"128x64", 128, 64, 1, 3.5, 18, 18},  {"64x64", 64, 64, 1, 3.0, 12, 12},
     {"64x32", 64, 32, 2, 2.5, 13.4, 9.2}, {"32x32", 32, 32, 2, 2.8, 7.9, 5.9},
@@ -113,7 +114,8 @@ const FamilyModel& ModelOf(KernelFamily family) {
       ModelOf<U8Tilings, WithU8<U8Operand::kA>::Accumulator, true>(kU8Costs),
       ModelOf<LargeTilings, OuterAccumulator>(kLargeCosts),
       ModelOf<LargeTensorTilings, Tf32Accumulator>(kLargeTf32Costs),
-      ModelOf<LargeTensorTilings, SplitTf32Accumulator>(kLarge3xTf32Costs)};
+      ModelOf<LargeTensorTilings, SplitTf32Accumulator>(kLarge3xTf32Costs),
+      FamilyModel{{kFfmaCosts[0], kFfmaNbytes}}};
   return (*models)[(int)family];
 }
 
@@ -286,7 +288,13 @@ TileConfig BestTileConfig(KernelFamily family, const Gemm& p) {
   const TileConfig best = BestTileConfig(family, &p, 1, deep ? kDeepSplits : kMaxSplits);
   if (!HasLargeFamily(family)) return best;
   const TileConfig large = BestLargeConfig(LargeFamily(family), p);
-  return large.us < best.us ? large : best;
+  TileConfig fastest = large.us < best.us ? large : best;
+  if (family == KernelFamily::kFp32 && FfmaFits(p)) {
+    TileConfig ffma = BestLargeConfig(KernelFamily::kFfma, p);
+    ffma.us += FfmaPackUs(p) + (p.sums ? kReduceUs : 0);
+    if (ffma.us < fastest.us) fastest = ffma;
+  }
+  return fastest;
 }
 
 GemmParams MakeParams(const char* op, const Gemm& p, const TileConfig& config) {
@@ -310,24 +318,30 @@ void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream str
   if (k_slice > 0) config.splits = (int)CeilDiv(p.k, k_slice);
   const int tiling = config.tiling, splits = config.splits;
   GemmParams params = MakeParams(op, p, config);
-  constexpr decltype(&LaunchFp32) kLaunch[] = {LaunchFp32,       LaunchTf32,      Launch3xTf32,
-                                               LaunchU8,         LaunchLargeFp32, LaunchLargeTf32,
-                                               LaunchLarge3xTf32};
-  const auto launch = kLaunch[(int)config.family];
+  std::optional<FfmaOperands> ffma;
+  if (config.family == KernelFamily::kFfma) ffma.emplace(op, p, stream);
+  const auto launch = [&] {
+    constexpr decltype(&LaunchFp32) kLaunch[] = {LaunchFp32,       LaunchTf32,      Launch3xTf32,
+                                                 LaunchU8,         LaunchLargeFp32, LaunchLargeTf32,
+                                                 LaunchLarge3xTf32};
+    ffma ? ffma->Multiply(op, params, stream)
+         : kLaunch[(int)config.family](op, tiling, params, stream);
+  };
+  if (ffma && p.sums) RunOperandSums(op, p, stream);
   if (config.rest > 0) {
     params.tiles -= config.rest;
-    launch(op, tiling, params, stream);
+    launch();
     params.first_tile = params.tiles, params.tiles = config.rest;
     params.splits = config.rest_splits, params.k_slice = KSlice(p.k, config.rest_splits);
-    return launch(op, tiling, params, stream);
+    return launch();
   }
   const bool clusters = ComputeMajor(p.ctx.device_id) >= 9 && splits <= kMaxSplits;
-  if (splits == 1 || clusters) return launch(op, tiling, params, stream);
+  if (splits == 1 || clusters) return launch();
   const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
   const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
   params.partial = partial.floats();
   params.aligned_out = p.n % 4 == 0;
-  launch(op, tiling, params, stream);
+  launch();
   RunEpilogue(op, p, partial.floats(), splits, stream);
   if (p.sums)
     SumAxis(op, p.ctx, partial.floats() + splits * p.m * p.n, 1, splits, width, 1.f, p.sums,
@@ -378,15 +392,21 @@ TileConfig VariantConfig(KernelFamily family, const Gemm& p, int variant) {
   const int tilings = (int)ModelOf(family).size(), tiling = variant / kSplitsPerTiling;
   const int splits = 1 << variant % kSplitsPerTiling;
   if (tiling < tilings) return {family, tiling, splits, 0};
-  return {LargeFamily(family), tiling - tilings, splits, 0};
+  const int large = (int)ModelOf(LargeFamily(family)).size();
+  if (tiling < tilings + large) return {LargeFamily(family), tiling - tilings, splits, 0};
+  return {KernelFamily::kFfma, tiling - tilings - large, splits, 0};
 }
 
 std::vector<std::string> TiledVariants(KernelFamily family) {
   std::vector<std::string> names;
-  for (const KernelFamily each : {family, LargeFamily(family)})
+  const auto add = [&](KernelFamily each) {
     for (const TileModel& tile : ModelOf(each))
       for (int k = 0; k < kSplitsPerTiling; k++)
         names.push_back(tile.cost.name + std::string(" by ") + std::to_string(1 << k));
+  };
+  add(family);
+  add(LargeFamily(family));
+  if (family == KernelFamily::kFp32) add(KernelFamily::kFfma);
   return names;
 }
 
@@ -394,6 +414,7 @@ bool FitsTiled(KernelFamily family, const Gemm& p, int variant) {
   const int small = (int)ModelOf(family).size() * kSplitsPerTiling;
   if (variant >= small && !HasLargeFamily(family)) return false;
   const TileConfig config = VariantConfig(family, p, variant);
+  if (config.family == KernelFamily::kFfma && !FfmaFits(p)) return false;
   return FitsSharedMemory(SharedLimit(p.ctx.device_id), ModelOf(config.family)[config.tiling]) &&
          HasNoEmptySplit(p.k, config.splits);
 }

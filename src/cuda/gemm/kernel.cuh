@@ -7,6 +7,8 @@
 // fixed, so results are deterministic. Large shapes are limited by FFMA or mma issue, small ones by
 // the latency of the first panels; a launch may overlap its predecessor's tail (PDL).
 #pragma once
+#include <cuda.h>
+
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/tile.cuh"
 
@@ -338,8 +340,8 @@ void LaunchTiles(const char* op, const GemmParams& params, DLStream stream) {
 
 // Families of kernels, each of one accumulator and its tilings. A tiling index means the same tile
 // size in all that are not large.
-enum class KernelFamily { kFp32, kTf32, k3xTf32, kU8, kLargeFp32, kLargeTf32, kLarge3xTf32 };
-constexpr int kKernelFamilies = 7;
+enum class KernelFamily { kFp32, kTf32, k3xTf32, kU8, kLargeFp32, kLargeTf32, kLarge3xTf32, kFfma };
+constexpr int kKernelFamilies = 8;
 KernelFamily FamilyOf(const Gemm& gemm);
 
 // A tiling index of a family and a number of splits, with the estimated time.
@@ -387,6 +389,19 @@ void LaunchTf32(const char* op, int tiling, const GemmParams& params, DLStream s
 void Launch3xTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 void LaunchLargeTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 void LaunchLarge3xTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
+// The family kFfma (ffma.cuh): the operands of a GEMM as its kernel reads them, in scratch where
+// they have to be copied. FfmaPackUs estimates the copies.
+class FfmaOperands {
+ public:
+  FfmaOperands(const char* op, const Gemm& gemm, DLStream stream);
+  void Multiply(const char* op, const GemmParams& params, DLStream stream) const;
+
+ private:
+  std::unique_ptr<Scratch> packed_a_, packed_b_;
+  CUtensorMap a_, b_;
+};
+bool FfmaFits(const Gemm& gemm);
+double FfmaPackUs(const Gemm& gemm);
 // A is uint8 and not transposed.
 void LaunchU8(const char* op, int tiling, const GemmParams& params, DLStream stream);
 

@@ -222,9 +222,7 @@ struct LargeTiling : Tiling<TileM, TileN, 1, ThreadM, ThreadN, TileK, Stages> {
   static constexpr int kResident = Resident;
 };
 using LargeTilings =
-    std::tuple<LargeTiling<128, 128, 8, 8, 16, 4, 2>, LargeTiling<256, 128, 16, 8, 16, 4, 1>,
-               LargeTiling<128, 128, 16, 8, 16, 4, 2>, LargeTiling<128, 256, 8, 16, 16, 4, 1>,
-               LargeTiling<256, 128, 16, 8, 8, 6, 1>, LargeTiling<128, 128, 8, 8, 8, 5, 2>>;
+    std::tuple<LargeTiling<128, 128, 8, 8, 16, 4, 2>, LargeTiling<256, 128, 16, 8, 16, 4, 1>>;
 
 // In the order of WithTiling's index: large, square, narrow, small, thin, flat.
 using Fp32Tilings = std::tuple<Tiling<128, 64, 2, 8, 8, 32, 3>, Tiling<64, 64, 4, 8, 8, 32, 3>,

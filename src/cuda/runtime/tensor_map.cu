@@ -159,5 +159,17 @@ CUtensorMap HeadMap(const char* op, int dtype, const void* data,
   return ArrayMap<4>(op, dtype, data, extents, strides, {in_row, box_rows, 1, 1});
 }
 
+CUtensorMap PlainMap(const char* op, const float* data, int64_t inner, int64_t outer, int64_t pitch,
+                     int box_inner, int box_outer) {
+  const Extents<3> array(sizeof(float), {inner, outer, 1}, {pitch, pitch * outer});
+  const cuuint32_t box[3] = {(cuuint32_t)box_inner, (cuuint32_t)box_outer, 1}, steps[3] = {1, 1, 1};
+  CUtensorMap map;
+  CheckMap(op, Encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(data),
+                         array.dimensions, array.nbytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+  return map;
+}
+
 }  // namespace cuda
 }  // namespace dlsys
