@@ -29,6 +29,7 @@ import collections
 import concurrent.futures
 import contextlib
 import faulthandler
+import gc
 import inspect
 import itertools
 import json
@@ -220,12 +221,16 @@ def slow(test: unittest.TestCase) -> bool:
     return noted(test, "slow", False)
 
 
+def shares(test: unittest.TestCase) -> bool:
+    return getattr(test, "together", False)
+
+
 # ---- several processes ----
 
 
 def portions(suite: unittest.TestSuite) -> list[list[str]]:
-    """The names of the tests: slow ones alone and first, then a class or a part of a large one at a
-    time, the largest first.
+    """The names of the tests: slow ones alone and first, and classes whose tests share what is dear
+    to make; then a class or a part of a large one at a time, the largest first.
     """
     alone, dealt = [], []
     for kind, tests in itertools.groupby(each_test(suite), type):
@@ -234,9 +239,15 @@ def portions(suite: unittest.TestSuite) -> list[list[str]]:
         names = []
         for test in tests:
             name = test._testMethodName if broken else test.id()
-            (alone if slow(test) else names).append(name)
-        dealt += [names[k : k + DEALT] for k in range(0, len(names), DEALT)]
-    return [[name] for name in alone] + sorted(dealt, key=len, reverse=True)
+            if slow(test) and not shares(test):
+                alone.append([name])
+            else:
+                names.append(name)
+        if names and shares(test):
+            alone.append(names)
+        else:
+            dealt += [names[k : k + DEALT] for k in range(0, len(names), DEALT)]
+    return alone + sorted(dealt, key=len, reverse=True)
 
 
 def work() -> int:
@@ -245,7 +256,11 @@ def work() -> int:
         os.dup2(2, 1)  # what tests print goes to the log
         for line in sys.stdin:
             suite = unittest.defaultTestLoader.loadTestsFromNames(json.loads(line))
+            # The tests' collections need not go through all modules and what other tests have kept.
+            gc.collect()
+            gc.freeze()
             print(json.dumps(run_here(suite)), file=answers, flush=True)
+    gc.unfreeze()
     return leaks.report()
 
 

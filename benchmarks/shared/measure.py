@@ -58,18 +58,20 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 def save(name: str, options: argparse.Namespace, results: dict[str, Any]) -> Path:
     """Writes `<out>/<name>.json` with the machine, the versions and the command."""
-    record = {
-        "benchmark": name,
-        "command": shlex.join(["python", *_relative(sys.argv)]),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "commit": options.commit or commit(),
-        "machine": machine(),
-        **results,
-    }
+    record = {"benchmark": name, **origin(options), "machine": machine(), **results}
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{name}.json"
     path.write_text(as_json(record))
     return path
+
+
+def origin(options: argparse.Namespace) -> dict[str, Any]:
+    """The command, the date and the commit of a measurement."""
+    return {
+        "command": shlex.join(["python", *_relative(sys.argv)]),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": options.commit or commit(),
+    }
 
 
 def as_json(value: Any) -> str:

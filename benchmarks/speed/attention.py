@@ -1,8 +1,11 @@
 """The rungs of attention beside PyTorch's, forward and with gradients: times and rates.
 
-    python benchmarks attention [--device cpu|gpu] [--precisions fp32,tf32,bf16] [--rounds N]
+    python benchmarks attention [--device cpu|gpu] [--precisions fp32,tf32,bf16] [--shapes 0,3]
+                                [--rounds N]
 
-Leaves results/attention.json, of the CPU attention_cpu.json. Each contestant lives in a process of
+Leaves results/attention.json, of the CPU attention_cpu.json, after each shape. Works of an earlier
+record of the same machine and versions stay in it unless they are measured anew, so that a record
+can be made in parts; each work names its command and commit. Each contestant lives in a process of
 its own, and they take turns (shared/turns.py); a ratio is taken within each round. PyTorch runs
 `scaled_dot_product_attention` as it chooses itself, on a GPU by cuDNN too. A rate counts the
 products of each query with the keys that it sees: two forward, seven with gradients, where backward
@@ -12,9 +15,11 @@ computes the scores anew.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +38,8 @@ GPU_SHAPES = [
 OURS = {"cpu": ("naive", "tiled", "auto"), "gpu": ("naive", "tiled", "flash", "auto")}
 THEIRS = {"cpu": ("torch",), "gpu": ("torch", "cudnn")}  # by the choice of PyTorch, and by cuDNN
 QUEUED, WARM = {"cpu": 1, "gpu": 10}, {"cpu": 0.2, "gpu": 0.05}  # steps, and seconds
+PRECISIONS = ("fp32", "tf32", "bf16")
+ONLY = {"flash": ("tf32", "bf16"), "cudnn": ("bf16",)}  # what contestants compute
 Shape = tuple[int, int, int, int, int, bool]
 
 
@@ -143,6 +150,23 @@ def shapes(device: str) -> list[Shape]:
 # ---- the comparison ----
 
 
+def identity(work: dict[str, Any]) -> tuple[Any, ...]:
+    return (*work["shape"], work["precision"])
+
+
+def order(device: str, work: dict[str, Any]) -> tuple[int, int]:
+    return shapes(device).index(tuple(work["shape"])), PRECISIONS.index(work["precision"])
+
+
+def earlier(path: Path, results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The works of a record of this machine and these versions."""
+    if not path.exists():
+        return []
+    record = json.loads(path.read_text())
+    same = record["machine"] == measure.machine() and record["torch"] == results["torch"]
+    return record["works"] if same else []
+
+
 def compare(
     contestants: dict[str, turns.Contestant], device: str, number: int, precision: str,
     direction: str, rounds: int, seconds: float,
@@ -173,6 +197,7 @@ def main() -> None:
     parser = measure.arguments(__doc__)
     parser.add_argument("--device", choices=["gpu", "cpu"], help="the best one there is")
     parser.add_argument("--precisions", help="fp32,tf32,bf16 on a GPU, fp32 elsewhere")
+    parser.add_argument("--shapes", help="their numbers in the list, all by default")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=0.15, help="of one turn")
     parser.add_argument("--contestant", nargs=2, metavar=("DEVICE", "SYSTEM"))
@@ -185,14 +210,18 @@ def main() -> None:
     systems = [*OURS[device], *(THEIRS[device] if find_spec("torch") else ())]
     command = measure.program("attention", "--contestant", device)
     contestants = {system: turns.Contestant([*command, system]) for system in systems}
-    works = []
+    name = "attention" if device == "gpu" else "attention_cpu"
+    ready = contestants["torch"].ready if "torch" in contestants else {}
+    results = {"works": [], "torch": ready.get("version"), "disturbed_turns": {}}
+    works = {identity(work): work for work in earlier(options.out / f"{name}.json", results)}
+    numbers = [int(x) for x in options.shapes.split(",")] if options.shapes else None
     for number, shape in enumerate(shapes(device)):
-        for precision in precisions.split(","):
+        for precision in precisions.split(",") if numbers is None or number in numbers else ():
             print(f"{shape} {precision}", flush=True)
-            fit = {  # a contestant of one precision sits out the others
+            fit = {  # a contestant of some precisions sits out the others
                 system: each
                 for system, each in contestants.items()
-                if precision == "bf16" or system not in ("flash", "cudnn")
+                if precision in ONLY.get(system, precision)
             }
             times = {
                 direction: compare(
@@ -201,11 +230,11 @@ def main() -> None:
                 )
                 for direction in ("forward", "both")
             }  # fmt: skip
-            works.append({"shape": list(shape), "precision": precision, "times": times})
-    version = contestants["torch"].ready["version"] if "torch" in contestants else None
-    disturbed = {system: each.disturbed for system, each in contestants.items()}
+            work = {"shape": list(shape), "precision": precision, **measure.origin(options)}
+            works[identity(work)] = {**work, "times": times}
+            results["works"] = sorted(works.values(), key=lambda w: order(device, w))
+            results["disturbed_turns"] = {k: each.disturbed for k, each in contestants.items()}
+            measure.save(name, options, results)
     for each in contestants.values():
         each.close()
-    name = "attention" if device == "gpu" else "attention_cpu"
-    results = {"works": works, "torch": version, "disturbed_turns": disturbed}
-    print(measure.save(name, options, results))
+    print(options.out / f"{name}.json")

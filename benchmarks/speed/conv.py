@@ -1,11 +1,14 @@
 """The rungs of convolution, side by side with cuDNN in one run: time, rate, workspace, error.
 
     python benchmarks conv [--nets resnet50,vgg,depthwise,lenet,residual] [--precisions fp32,tf32]
+    python benchmarks conv --nets resnet50_all --precisions bf16   # channels last, beside PyTorch's
     python benchmarks conv --device cpu --batch 4            # the CPU's and numpy's: conv_cpu.json
     python benchmarks conv --variants                        # every tile and algorithm of a rung
 
 Leaves results/conv.json, of which `python benchmarks table` makes the tables and the picture of
-docs/learn/conv.md. A row of --variants says how far the heuristic, `auto`, is from the fastest.
+docs/learn/conv.md. A row of --variants says how far the heuristic, `auto`, is from the fastest. At
+bf16 cuDNN is PyTorch's, where that is installed with CUDA; of resnet50_all the sum over the network
+is printed, forward and both gradients but that of the images.
 """
 
 from __future__ import annotations
@@ -15,8 +18,36 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from shared import measure
 
+# Of ResNet-50 at a batch of 128, as below, and how often each convolution is in it.
+RESNET50 = {
+    (128, 3, 224, 64, 7, 2, 3): 1,
+    (128, 64, 56, 64, 1): 1,
+    (128, 64, 56, 64, 3, 1, 1): 3,
+    (128, 64, 56, 256, 1): 4,
+    (128, 256, 56, 64, 1): 2,
+    (128, 256, 56, 128, 1): 1,
+    (128, 128, 56, 128, 3, 2, 1): 1,
+    (128, 256, 56, 512, 1, 2): 1,
+    (128, 128, 28, 128, 3, 1, 1): 3,
+    (128, 128, 28, 512, 1): 4,
+    (128, 512, 28, 128, 1): 3,
+    (128, 512, 28, 256, 1): 1,
+    (128, 256, 28, 256, 3, 2, 1): 1,
+    (128, 512, 28, 1024, 1, 2): 1,
+    (128, 256, 14, 256, 3, 1, 1): 5,
+    (128, 256, 14, 1024, 1): 6,
+    (128, 1024, 14, 256, 1): 5,
+    (128, 1024, 14, 512, 1): 1,
+    (128, 512, 14, 512, 3, 2, 1): 1,
+    (128, 1024, 14, 2048, 1, 2): 1,
+    (128, 512, 7, 512, 3, 1, 1): 2,
+    (128, 512, 7, 2048, 1): 3,
+    (128, 2048, 7, 512, 1): 2,
+}
 # n, c, H = W, filters, kernel, stride, padding, groups
 SHAPES = {
     "resnet50": [
@@ -32,6 +63,7 @@ SHAPES = {
         (128, 512, 7, 512, 3, 1, 1),
         (128, 512, 7, 2048, 1),
     ],
+    "resnet50_all": list(RESNET50),
     "vgg": [(16, 64, 224, 64, 3, 1, 1), (16, 256, 56, 256, 3, 1, 1), (16, 512, 14, 512, 3, 1, 1)],
     "depthwise": [
         (64, 32, 112, 32, 3, 1, 1, 32),
@@ -80,6 +112,8 @@ def main() -> None:
             climbing = climb(ctx, shape, direction, precisions, options.variants)
             if ctx.name == "cpu" and not options.variants:
                 climbing = itertools.chain(climbing, _of_numpy(shape, direction))
+            if ctx.name == "gpu" and "bf16" in precisions:
+                climbing = itertools.chain(climbing, _of_torch(shape, direction))
             for found in climbing:
                 limit = limit_of(chip, found.precision)
                 row = {**found._asdict(), "of_limit": found.tflops / limit if limit else None}
@@ -90,6 +124,7 @@ def main() -> None:
     if not options.variants:
         measure.save(name, options, {"device": chip, "works": works})
     _tell_auto(works)
+    _tell_network(works)
 
 
 def _of_numpy(shape: Any, direction: str) -> Iterator[Any]:
@@ -98,6 +133,76 @@ def _of_numpy(shape: Any, direction: str) -> Iterator[Any]:
 
     for found in climb(None, shape, direction):
         yield found._replace(algorithm=f"numpy {found.algorithm}")
+
+
+def _of_torch(shape: Any, direction: str) -> Iterator[Any]:
+    """The figures of PyTorch's cuDNN at bf16 with channels last, where it is installed with CUDA;
+    its error is not looked at.
+    """
+    try:
+        import torch
+    except ImportError:
+        return
+    if not torch.cuda.is_available():
+        return
+    from dlsys.learn.gemm import Figures
+
+    torch.backends.cudnn.benchmark = True
+    x, f, dy = (
+        torch.randn(*extents, device="cuda", dtype=torch.bfloat16).to(
+            memory_format=torch.channels_last
+        )
+        for extents in shape.arrays
+    )
+    same = [shape.stride] * 2, [shape.padding] * 2, [1, 1]
+    if direction == "forward":
+
+        def run() -> None:
+            torch.ops.aten.convolution(x, f, None, *same, False, [0, 0], shape.groups)
+    else:
+        mask = [direction == "data", direction == "filter", False]
+
+        def run() -> None:
+            torch.ops.aten.convolution_backward(
+                dy, x, f, None, *same, False, [0, 0], shape.groups, mask
+            )
+
+    launches, least = 8, float("inf")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            run()  # cuDNN measures its algorithms
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(launches):
+            run()
+    for _ in range(3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        least = min(least, start.elapsed_time(end) / launches)
+    yield Figures("cudnn", "bf16", least, shape.operations / least / 1e9, 0, np.nan, np.nan)
+
+
+def _tell_network(works: list[dict[str, Any]]) -> None:
+    """Prints the time of all convolutions of ResNet-50, of each algorithm that computes them."""
+    sums: dict[tuple[str, str], float] = {}
+    terms: dict[tuple[str, str], int] = {}
+    for work in works:
+        shape = tuple(work["shape"])
+        count = next((n for key, n in RESNET50.items() if shape[: len(key)] == key), 0)
+        if work["net"] != "resnet50_all" or (shape[1] == 3 and work["direction"] == "data"):
+            continue
+        for row in work["rungs"]:
+            key = row["algorithm"], row["precision"]
+            sums[key] = sums.get(key, 0.0) + count * row["ms"]
+            terms[key] = terms.get(key, 0) + 1
+    for key, ms in sums.items():
+        if terms[key] == 3 * len(RESNET50) - 1:
+            print(f"ResNet-50, all convolutions: {' '.join(key)} {ms:.3f} ms")
 
 
 def _compare(rungs: list[dict[str, Any]]) -> None:

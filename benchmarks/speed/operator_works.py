@@ -799,6 +799,9 @@ WITHOUT = {
         "shuffled_index", "take_batch", "shuffled_batch", "shuffled_batch_labels",
     ), "takes batches of data on the device"),
     **dict.fromkeys((
+        "append_to_cache", "cached_attention", "draw_token",
+    ), "a part of generation: `benchmarks generation` times a token"),
+    **dict.fromkeys((
         "matmul_bias", "matmul_bias_both", "matmul_map", "matmul_gradient", "matmul_sums",
         "fused_cross_entropy", "fused_row_normalize", "fused_row_normalize_gradient",
         "fused_sparse_cross_entropy", "narrow_cross_entropy", "narrow_cross_entropy_gradient",
@@ -808,6 +811,6 @@ WITHOUT = {
         "batch_normalize_relu_sums_output_1", "batch_normalize_relu_sums_output_2",
         "batch_normalize_relu_sums_recomputed_1", "batch_normalize_relu_sums_recomputed_2",
         "batch_normalize_sums_single_pass", "batch_statistics_single_pass", "matmul_u8",
-        "matmul_u8_bias", "scaled", "shuffled_rows", "shuffled_rows_labels",
+        "matmul_u8_bias", "scaled", "shuffled_rows", "shuffled_rows_labels", "matvec",
     ), _FUSED),
 }  # fmt: skip

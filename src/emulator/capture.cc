@@ -105,7 +105,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
   for (const auto& node : graph->nodes) {
     CUgraphExec_st::Node copy;
     copy.copy = *node;
-    if (node->call) copy.copy.call = node->call->Copy();
+    if (node->call) copy.copy.call = std::make_shared<dlsys::emulator::Call>(*node->call);
     copy.original = node.get();
     for (cudaGraphNode_t other : node->behind) copy.behind.push_back(made->Find(other));
     made->nodes.push_back(std::move(copy));

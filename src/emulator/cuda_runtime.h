@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -225,66 +224,66 @@ struct cudaLaunchConfig_t {
 namespace dlsys {
 namespace emulator {
 
-// A kernel with its arguments.
+// A kernel with its arguments, copied. Nothing but Types knows their types, as every instance of a
+// kernel has its own.
 class Call {
  public:
-  explicit Call(const void* function) : function(function) {}
-  virtual ~Call() = default;
-  virtual void Run() const = 0;  // as the thread that is `here`
-  virtual std::shared_ptr<Call> Copy() const = 0;
-  void** Arguments() { return addresses_.data(); }  // the address of each
-  void Set(void** arguments);                       // copies new ones
-  std::vector<const void*> Pointers() const;        // those that are arguments themselves
-  const void* const function;
-
- protected:
-  void List(void* argument, size_t nbytes, bool is_pointer);
-
- private:
   struct Kind {
     size_t nbytes;
     bool is_pointer;
   };
+  struct Types {
+    void (*run)(const void* function, void* const* arguments);
+    const Kind* kinds;
+    size_t count;
+  };
+  Call(const void* function, const Types& types, const void* const* arguments);
+  Call(const Call& other) : Call(other.function, other.types_, other.addresses_.data()) {}
+  void Run() const { types_.run(function, addresses_.data()); }  // as the thread that is `here`
+  void** Arguments() { return addresses_.data(); }               // the address of each
+  void Set(const void* const* arguments);                        // copies new ones
+  std::vector<const void*> Pointers() const;                     // those among them
+  const void* const function;
+
+ private:
+  struct alignas(64) Slot {
+    char bytes[64];
+  };
+  const Types types_;
+  std::vector<Slot> slots_;
   std::vector<void*> addresses_;
-  std::vector<Kind> kinds_;
 };
 
 template <class... Params>
-class CallOf : public Call {
- public:
-  using Kernel = void (*)(Params...);
-  using Values = std::tuple<std::remove_cv_t<Params>...>;
-  CallOf(Kernel kernel, const Values& values)
-      : Call((const void*)kernel), kernel_(kernel), values_(values) {
-    std::apply(
-        [this](auto&... value) {
-          (List((void*)&value, sizeof value, std::is_pointer_v<std::decay_t<decltype(value)>>),
-           ...);
-        },
-        values_);
-  }
-  void Run() const override { std::apply(kernel_, values_); }
-  std::shared_ptr<Call> Copy() const override {
-    return std::shared_ptr<Call>(new CallOf(kernel_, values_));
-  }
-
- private:
+struct CallOf {
   static_assert((std::is_trivially_copyable_v<Params> && ...));
-  Kernel kernel_;
-  Values values_;
+  using Kernel = void (*)(Params...);
+  static constexpr Call::Kind kinds[] = {{sizeof(Params), std::is_pointer_v<Params>}...,
+                                         {0, false}};
+
+  template <size_t... I>
+  static void Spread(Kernel kernel, void* const* arguments, std::index_sequence<I...>) {
+    kernel(*(Params*)arguments[I]...);
+  }
+  static void Run(const void* function, void* const* arguments) {
+    Spread((Kernel)function, arguments, std::index_sequence_for<Params...>());
+  }
+  static Call Make(Kernel kernel, const Params&... arguments) {
+    const void* const addresses[] = {(const void*)&arguments..., nullptr};
+    return Call((const void*)kernel, {Run, kinds, sizeof...(Params)}, addresses);
+  }
 };
 
-cudaError_t Launch(const cudaLaunchConfig_t& config, std::shared_ptr<Call> call);
+cudaError_t Launch(const cudaLaunchConfig_t& config, const Call& call);
 
 }  // namespace emulator
 }  // namespace dlsys
 
 template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
-                               Args&&... args) {
-  using Of = dlsys::emulator::CallOf<Params...>;
-  return dlsys::emulator::Launch(*config, std::shared_ptr<dlsys::emulator::Call>(
-                                              new Of(kernel, {static_cast<Params>(args)...})));
+                               const Args&... args) {
+  return dlsys::emulator::Launch(*config,
+                                 dlsys::emulator::CallOf<Params...>::Make(kernel, args...));
 }
 
 struct cudaFuncAttributes {

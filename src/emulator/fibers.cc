@@ -60,7 +60,8 @@ namespace emulator {
 
 namespace {
 
-constexpr size_t kStackNbytes = 64 << 10;
+// No power of two: the tops of stacks so far apart would share the sets of every cache.
+constexpr size_t kStackNbytes = (64 << 10) + 9 * 64;
 constexpr unsigned kMostThreads = 1024, kWarpgroup = 128;
 constexpr int kNumbered = 16;  // barriers of a block
 // Shared memory that kernels declare lies around here, by its 32-bit address.
@@ -158,7 +159,7 @@ using Act = std::function<void()>;
 struct Fiber {
   void* stack_pointer;
   const Group* waits;  // for whose round to pass; null: it may run
-  unsigned round;
+  unsigned round, exchanges;
   bool ended, sleeps;
   std::function<bool()> until;  // true: it may run
   Queue<Copy> copies;
@@ -254,7 +255,7 @@ class Scheduler {
   Group& all() { return all_; }
   Group& warp() { return warps_[current_ / kLanes]; }
   Group& warpgroup() { return warpgroups_[current_ / kWarpgroup]; }
-  Slots slots() { return slots_[current_ / kLanes]; }
+  Slots NextSlots() { return slots_[current_ / kLanes][fiber().exchanges++ % 2]; }
   char* dynamic() { return dynamic_; }
   Fiber& fiber() { return fibers_[current_]; }
   bool late() const { return late_; }
@@ -278,6 +279,7 @@ class Scheduler {
   void Prepare(unsigned thread) {
     Fiber& fiber = fibers_[thread];
     fiber.waits = nullptr;
+    fiber.exchanges = 0;
     fiber.ended = fiber.sleeps = false;
     fiber.until = nullptr;
     fiber.copies.Clear();
@@ -346,15 +348,20 @@ class Scheduler {
   Group all_, warps_[kMostThreads / kLanes], warpgroups_[kMostThreads / kWarpgroup];
   Group numbered_[kNumbered];
   std::vector<Act> background_;
-  alignas(16) char slots_[kMostThreads / kLanes][kLanes][kSlotNbytes];
+  alignas(16) char slots_[kMostThreads / kLanes][2][kLanes][kSlotNbytes];
   const Call* call_ = nullptr;
   Cluster* cluster_ = nullptr;
   bool late_ = false;
 };
 
-Scheduler& scheduler() {
+// That of this thread of the CPU, while a block runs there.
+__thread Scheduler* running;
+Scheduler& scheduler() { return *running; }
+
+bool RunHere(const Grid& grid, unsigned block, Cluster* cluster, Clusters* clusters) {
   static thread_local Scheduler own;
-  return own;
+  running = &own;
+  return own.RunBlock(grid, block, cluster, clusters);
 }
 
 void Scheduler::Begin() {
@@ -389,7 +396,7 @@ bool Scheduler::RunBlock(const Grid& grid, unsigned block, Cluster* cluster, Clu
   for (unsigned first = 0; first < grid.threads; first += kWarpgroup)
     warpgroups_[first / kWarpgroup] = {std::min(grid.threads - first, kWarpgroup), 0, 0};
   for (Group& group : numbered_) group = {};
-  memset(slots_, 0xff, sizeof slots_);
+  memset(slots_, 0xff, (grid.threads + kLanes - 1) / kLanes * sizeof slots_[0]);
   for (unsigned k = 0; k < grid.threads; k++) Prepare(k);
   if (cluster) cluster->Enter(rank_, dynamic_, grid.shared_nbytes);
   const Turns turns(grid.threads);
@@ -413,13 +420,12 @@ bool Scheduler::RunBlock(const Grid& grid, unsigned block, Cluster* cluster, Clu
 }
 
 bool RunCluster(const Grid& grid, unsigned first, Clusters* clusters) {
-  if (grid.cluster == 1) return scheduler().RunBlock(grid, first, nullptr, clusters);
+  if (grid.cluster == 1) return RunHere(grid, first, nullptr, clusters);
   Cluster cluster(grid.cluster);
   std::vector<char> fine(grid.cluster);
   std::vector<std::thread> threads;
   for (unsigned k = 0; k < grid.cluster; k++)
-    threads.emplace_back(
-        [&, k] { fine[k] = scheduler().RunBlock(grid, first + k, &cluster, clusters); });
+    threads.emplace_back([&, k] { fine[k] = RunHere(grid, first + k, &cluster, clusters); });
   for (std::thread& thread : threads) thread.join();
   return std::all_of(fine.begin(), fine.end(), [](char ok) { return ok; });
 }
@@ -439,7 +445,7 @@ void MeetBlock() { scheduler().Wait(scheduler().all()); }
 void MeetWarp() { scheduler().Wait(scheduler().warp()); }
 void MeetWarpgroup() { scheduler().Wait(scheduler().warpgroup()); }
 void MeetCluster() { scheduler().WaitForCluster(); }
-Slots SlotsOfWarp() { return scheduler().slots(); }
+Slots NextSlots() { return scheduler().NextSlots(); }
 void* DynamicShared() { return scheduler().dynamic(); }
 const void* OfPeer(const void* shared, int peer) { return scheduler().OfPeer(shared, peer); }
 

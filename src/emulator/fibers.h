@@ -24,19 +24,20 @@ void MeetWarp();
 void MeetWarpgroup();
 void MeetCluster();
 
-// What each lane of this warp shows the others: a slot a lane.
+// What each lane of this warp shows the others: a slot a lane, which it fills before a MeetWarp and
+// the others read behind it. There are two sets, by turns, so that one meeting an exchange
+// suffices: whoever fills a set again has met all others behind their reading of it.
 using Slots = char (*)[kSlotNbytes];
-Slots SlotsOfWarp();
+Slots NextSlots();
 
 template <class T>
 T FromLane(const T& value, int lane) {
   static_assert(sizeof(T) <= kSlotNbytes, "it fits into a slot");
-  const Slots slots = SlotsOfWarp();
+  const Slots slots = NextSlots();
   memcpy(slots[Lane()], &value, sizeof value);
   MeetWarp();
   T other;
   memcpy(&other, slots[lane], sizeof other);
-  MeetWarp();
   return other;
 }
 

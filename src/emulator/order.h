@@ -27,7 +27,10 @@ class Turns {
     start_ = (unsigned)(decision % (n ? n : 1));
     down_ = decision >> 63;
   }
-  unsigned operator[](unsigned k) const { return (start_ + (down_ ? n_ - k : k)) % n_; }
+  unsigned operator[](unsigned k) const {
+    const unsigned at = start_ + (down_ ? n_ - k : k);
+    return at < n_ ? at : at - n_;
+  }
 
  private:
   unsigned n_, start_;

@@ -65,20 +65,27 @@ bool IsElsewhere(const void* pointer) {
 namespace dlsys {
 namespace emulator {
 
-void Call::Set(void** arguments) {
-  for (size_t k = 0; k < kinds_.size(); k++) memcpy(addresses_[k], arguments[k], kinds_[k].nbytes);
+Call::Call(const void* function, const Types& types, const void* const* arguments)
+    : function(function), types_(types) {
+  const auto slots = [&](size_t k) { return (types.kinds[k].nbytes - 1) / sizeof(Slot) + 1; };
+  size_t count = 0;
+  for (size_t k = 0; k < types.count; k++) count += slots(k);
+  slots_.resize(count);
+  Slot* next = slots_.data();
+  for (size_t k = 0; k < types.count; next += slots(k++)) addresses_.push_back(next);
+  Set(arguments);
+}
+
+void Call::Set(const void* const* arguments) {
+  for (size_t k = 0; k < types_.count; k++)
+    memcpy(addresses_[k], arguments[k], types_.kinds[k].nbytes);
 }
 
 std::vector<const void*> Call::Pointers() const {
   std::vector<const void*> found;
-  for (size_t k = 0; k < kinds_.size(); k++)
-    if (kinds_[k].is_pointer) found.push_back(*(const void* const*)addresses_[k]);
+  for (size_t k = 0; k < types_.count; k++)
+    if (types_.kinds[k].is_pointer) found.push_back(*(const void* const*)addresses_[k]);
   return found;
-}
-
-void Call::List(void* argument, size_t nbytes, bool is_pointer) {
-  addresses_.push_back(argument);
-  kinds_.push_back({nbytes, is_pointer});
 }
 
 CUstream_st& Of(cudaStream_t stream) { return (uintptr_t)stream > 2 ? *stream : legacy; }
@@ -92,22 +99,22 @@ cudaError_t Do(cudaStream_t stream, CUgraphNode_st node) {
   return cudaSuccess;
 }
 
-cudaError_t Launch(const cudaLaunchConfig_t& config, std::shared_ptr<Call> call) {
+cudaError_t Launch(const cudaLaunchConfig_t& config, const Call& call) {
   if (config.gridDim.x == 0 || config.blockDim.x == 0 || config.blockDim.x > kMostThreads)
     return cudaErrorInvalidValue;
   const int device = Of(config.stream).device;
   if (device != current && device != kHost) return cudaErrorInvalidResourceHandle;
   {
     std::lock_guard<std::mutex> lock(mutex);
-    for (const void* pointer : call->Pointers())
+    for (const void* pointer : call.Pointers())
       if (IsElsewhere(pointer)) return cudaErrorIllegalAddress;
-    const auto allowed = allowed_shared.find({current, call->function});
+    const auto allowed = allowed_shared.find({current, call.function});
     const size_t most = allowed == allowed_shared.end() ? kPlainSharedNbytes : allowed->second;
     if (config.dynamicSmemBytes > most) return cudaErrorInvalidValue;
   }
   CUgraphNode_st node;
   node.type = cudaGraphNodeTypeKernel;
-  node.call = std::move(call);
+  node.call = std::make_shared<Call>(call);
   node.grid = {nullptr, config.gridDim.x, config.blockDim.x, 1, config.dynamicSmemBytes};
   for (unsigned k = 0; k < config.numAttrs; k++)
     if (config.attrs[k].id == cudaLaunchAttributeClusterDimension)

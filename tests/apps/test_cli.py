@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 from dlsys.runtime.device import cpu, gpu
-from support.devices import native_contexts, not_emulated, require, slow
+from support.devices import native_contexts, not_emulated, require, slow, together
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "mnist_dlsys.py"
@@ -33,6 +34,13 @@ def losses(output: str) -> list[float]:
     return [float(value) for value in re.findall(r"^epoch \d+/\d+  loss (\S+)", output, re.M)]
 
 
+@functools.cache
+def curve(*arguments: str, device: str = "numpy", epochs: int = 3) -> list[float]:
+    """The losses of a training, which several tests look at."""
+    return losses(command(*arguments, "-c", device, "-e", str(epochs), "-l").stdout)
+
+
+@together
 @slow
 class Training(unittest.TestCase):
     def test_logreg_on_numpy_ends_with_the_two_lines(self):
@@ -59,8 +67,7 @@ class Training(unittest.TestCase):
             (("-m", "mlp", "--lr", "0.1"), [0.678506, 0.517261]),
             (("-m", "mlp", "--lr", "0.1", "--seed", "5"), [0.663937, 0.511793]),
         ):
-            found = losses(command(*arguments, "-c", "numpy", "-e", "2", "-l").stdout)
-            for ours, theirs in zip(found, expected, strict=True):
+            for ours, theirs in zip(curve(*arguments)[:2], expected, strict=True):
                 self.assertAlmostEqual(ours, theirs, delta=1e-3, msg=f"{arguments}")
 
     def test_profile_prints_operators_and_counters(self):
@@ -76,15 +83,12 @@ class Training(unittest.TestCase):
         contexts = native_contexts()
         if not contexts:
             self.skipTest("no native device")
-        for arguments in (["-m", "logreg"], ["-m", "mlp", "--lr", "0.1"]):
-            curves = {
-                name: losses(command(*arguments, "-l", "-e", "3", "-c", name).stdout)
-                for name in ["numpy", *(ctx.name for ctx in contexts)]
-            }
-            self.assertEqual(len(curves["numpy"]), 3)
-            for name, curve in curves.items():
-                for ours, theirs in zip(curve, curves["numpy"], strict=True):
-                    self.assertAlmostEqual(ours, theirs, delta=1e-3, msg=f"{arguments} {name}")
+        for arguments in (("-m", "logreg"), ("-m", "mlp", "--lr", "0.1")):
+            expected = curve(*arguments)
+            self.assertEqual(len(expected), 3)
+            for ctx in contexts:
+                for ours, theirs in zip(curve(*arguments, device=ctx.name), expected, strict=True):
+                    self.assertAlmostEqual(ours, theirs, delta=1e-3, msg=f"{arguments} {ctx}")
 
 
 class MlpAccuracy:

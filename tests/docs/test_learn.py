@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from dlsys.ndarray import cpu, gpu
-from support.devices import emulated_gpu, not_emulated, require, slow
+from support.devices import emulated_gpu, not_emulated, require, slow, together
 
 ROOT = Path(__file__).resolve().parents[2]
 LEARN = ROOT / "docs" / "learn"
@@ -111,6 +111,7 @@ def with_outputs(page: str) -> str:
     return QUOTE.sub(fill, page)
 
 
+@together
 @slow
 @require(cpu(0))
 class Programs(unittest.TestCase):

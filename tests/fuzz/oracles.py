@@ -1012,6 +1012,9 @@ WITHOUT: dict[str, str] = {
         "rmsprop_centered_momentum_update adagrad_update lion_update average_update "
         "accumulate_update advance_step advance_step_at_the_end accumulate"
     ),
+    "parts of generation, which rows compare with their definitions": (
+        "append_to_cache cached_attention draw_token"
+    ),
     "batches of data on the device": (
         "shuffled_index take_batch shuffled_batch shuffled_batch_labels"
     ),
@@ -1022,7 +1025,7 @@ WITHOUT: dict[str, str] = {
         "batch_normalize_relu_sums_output_1 batch_normalize_relu_sums_output_2 "
         "batch_normalize_relu_sums_recomputed_1 batch_normalize_relu_sums_recomputed_2 "
         "batch_normalize_sums_single_pass batch_statistics_single_pass matmul_u8 matmul_u8_bias "
-        "scaled shuffled_rows shuffled_rows_labels "
+        "scaled shuffled_rows shuffled_rows_labels matvec "
         "fused_sparse_cross_entropy narrow_cross_entropy narrow_cross_entropy_gradient "
         "pointwise conv2d_pool conv2d_pool_data_gradient "
         "conv2d_pool_filter_gradient conv2d_pool_filter_bias_gradient"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import mmap
@@ -33,6 +34,9 @@ class Soak(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = Path(temporary.name)
+        gc.collect()
+        gc.freeze()  # the soak collects 40 times, and what other tests left is not its concern
+        self.addCleanup(gc.unfreeze)
 
     def run_main(self, leak: soak.Step = lambda number: None) -> tuple[int, dict[str, Any]]:
         """Exit status and record of a short soak whose steps leak besides."""

@@ -152,34 +152,52 @@ class FlashAttention(unittest.TestCase):
                     np.testing.assert_array_equal(one.astype(np.float64), other)
 
     def test_the_same_bits_each_time(self) -> None:
-        given = arrays(SHAPES[2], bfloat16)
-        first, again = (computed(given, bfloat16, True, "flash") for _ in range(2))
-        for x, y in zip(first, again):
-            np.testing.assert_array_equal(x, y)
+        for dtype in (bfloat16, TF32):
+            given = arrays(SHAPES[2], dtype)
+            first, again = (computed(given, dtype, True, "flash") for _ in range(2))
+            for x, y in zip(first, again):
+                np.testing.assert_array_equal(x, y)
 
     def test_later_keys_do_not_leak(self) -> None:
-        given = arrays(Shape(1, 1, 1, 200, 200, 64), bfloat16)
-        before = computed(given, bfloat16, True, "flash")[0]
-        for x in given[1:3]:
-            x[:, :, 150:] = 7
-        after = computed(given, bfloat16, True, "flash")[0]
-        np.testing.assert_array_equal(before[:, :, :150], after[:, :, :150])
-        self.assertTrue((before[:, :, 150:] != after[:, :, 150:]).any())
+        for dtype, size in itertools.product((bfloat16, TF32), (64, 72)):
+            with self.subTest(dtype=str(dtype), size=size):
+                given = arrays(Shape(1, 1, 1, 200, 200, size), dtype)
+                before = computed(given, dtype, True, "flash")[0]
+                for x in given[1:3]:
+                    x[:, :, 150:] = 7
+                after = computed(given, dtype, True, "flash")[0]
+                np.testing.assert_array_equal(before[:, :, :150], after[:, :, :150])
+                self.assertTrue((before[:, :, 150:] != after[:, :, 150:]).any())
+
+    def test_nan_goes_where_it_is_seen(self) -> None:
+        """A key of NaN makes all rows that see it NaN and no other, and the gradients of all keys
+        that such a row sees; the next sample, which is NaN, is not read.
+        """
+        for dtype in (bfloat16, TF32):
+            given = arrays(Shape(2, 1, 1, 100, 100, 64), dtype)
+            given[1][1] = given[2][1] = np.nan
+            given[1][0, :, 70] = np.nan
+            y, dq, dk, dv = computed(given, dtype, True, "flash")
+            self.assertTrue(np.isfinite(y[0, :, :70]).all())
+            self.assertTrue(np.isnan(y[0, :, 70:]).all() and np.isnan(dq[0, :, 70:]).all())
+            self.assertTrue(np.isnan(dk[0]).all() and np.isnan(dv[0]).all())
+            self.assertTrue(np.isnan(y[1]).all())
 
     def test_auto_takes_it(self) -> None:
-        given = arrays(SHAPES[2], bfloat16)
-        own, named, other = (
-            computed(given, bfloat16, True, algo) for algo in (None, "flash", "tiled")
-        )
-        for x, y, z in zip(own, named, other):
-            np.testing.assert_array_equal(x, y)
-            self.assertTrue((x != z).any(), "tiled has the same bits: this shows nothing")
+        for dtype in (bfloat16, TF32):
+            given = arrays(SHAPES[2], dtype)
+            own, named, other = (
+                computed(given, dtype, True, algo) for algo in (None, "flash", "tiled")
+            )
+            for x, y, z in zip(own, named, other):
+                np.testing.assert_array_equal(x, y)
+                self.assertTrue((x != z).any(), "tiled has the same bits: this shows nothing")
 
     def test_refusals_name_what_serves(self) -> None:
         q, k, v = (rounded(x, bfloat16) for x in arrays(SHAPES[1], bfloat16)[:3])
         cases: list[tuple[str, Any, dict[str, Any]]] = [
             ("no mask or lengths", bfloat16, dict(lengths=np.array([5]))),
-            ("bfloat16 and float16", np.dtype(np.float32), {}),
+            ("float32 at precision tf32", np.dtype(np.float32), {}),
         ]
         for text, dtype, options in cases:
             nodes = [ad.Variable(name, x.shape, dtype) for name, x in zip("qkv", (q, k, v))]

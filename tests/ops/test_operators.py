@@ -5,10 +5,11 @@ A row becomes a test method for each property, such as `NumpyOperators.test_sum_
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import unittest
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,19 +45,30 @@ class Operators:
 
     ctx: Context | None = None
     dtypes: tuple[np.dtype, ...] = (FLOAT32,)
+    threaded = False
 
     def each_values(self, sample: Sample, case: Case) -> None:
         """Values, shape and dtype are those of the formula and of the declaration."""
         arrays = make_arrays(sample, case)
-        for dtype in self.dtypes:
-            self.compare(sample, case, Use(sample, case, in_dtype(arrays, dtype)), arrays)
+        uses = [Use(sample, case, in_dtype(arrays, dtype)) for dtype in self.dtypes]
+        self.compare(sample, case, uses, arrays)
 
-    def compare(self, sample: Sample, case: Case, use: Use, arrays: Sequence[np.ndarray]) -> None:
-        results = use.run(self.ctx)
+    def compare(
+        self, sample: Sample, case: Case, uses: Sequence[Use], arrays: Sequence[np.ndarray]
+    ) -> None:
         expected = apply_formula(sample.reference, case, arrays)
         scales = (
-            apply_formula(sample.scale, case, arrays) if sample.scale else map(np.abs, expected)
+            apply_formula(sample.scale, case, arrays)
+            if sample.scale
+            else [np.abs(values) for values in expected]
         )
+        for use in uses:
+            self.compare_with(sample, use, expected, scales)
+
+    def compare_with(
+        self, sample: Sample, use: Use, expected: Sequence[np.ndarray], scales: Sequence[Any]
+    ) -> None:
+        results = use.run(self.ctx)
         if not use.parameters:
             spec = use.node.spec
             narrowed = self.ctx is not None and spec.dtype == FLOAT64
@@ -102,35 +114,57 @@ class Operators:
                     continue
                 with self.subTest(input=k, special=special, shapes=case.shapes):
                     arrays[k].flat[int(np.prod(shape)) // 2] = special
-                    self.compare(sample, case, Use(sample, case, in_dtype(arrays, FLOAT32)), arrays)
+                    use = Use(sample, case, in_dtype(arrays, FLOAT32))
+                    self.compare(sample, case, [use], arrays)
 
     def each_bits(self, sample: Sample, case: Case) -> None:
         """Bits are the same every run, with memory shared or not, for any number of threads."""
-        expected = self.bits(sample, case)
-        before, settings.separate_arena = settings.separate_arena, True
+        bits = self.bits(sample, case)
+        with self.planned(separate=False, threads=2):
+            expected = bits()
+        with self.planned(separate=True, threads=1):
+            self.assertEqual(bits(), expected, "buffers apart, one thread")
+        if self.threaded:
+            with self.planned(separate=False, threads=3):
+                self.assertEqual(bits(), expected, "3 threads")
+
+    @contextlib.contextmanager
+    def planned(self, *, separate: bool, threads: int) -> Iterator[None]:
+        """Plans have buffers that share memory or not, and on the CPU so many threads."""
+        before, settings.separate_arena = settings.separate_arena, separate
+        if self.threaded:
+            load().set_threads(threads)
         try:
-            self.assertEqual(self.bits(sample, case), expected, "sharing memory changes bits")
+            yield
         finally:
             settings.separate_arena = before
-        self.compare_threads(sample, case, expected)
+            if self.threaded:
+                load().set_threads(settings.threads)
 
-    def compare_threads(self, sample: Sample, case: Case, expected: list[bytes]) -> None:
-        """Only the CPU device has threads."""
-
-    def bits(self, sample: Sample, case: Case) -> list[bytes]:
-        """Output and gradients, from inputs that the operator may overwrite."""
+    def bits(self, sample: Sample, case: Case) -> Callable[[], list[bytes]]:
+        """Plans anew each time, and gives output and gradients of two runs that agree, from inputs
+        that the operator may overwrite; or else of one run, where it is an update.
+        """
         if sample.states or sample.differentiable == () or not case.shapes:
-            use = Use(sample, case, in_dtype(make_arrays(sample, case), FLOAT32))
-            return [x.tobytes() for x in use.run(self.ctx)]
+
+            def updated() -> list[bytes]:
+                use = Use(sample, case, in_dtype(make_arrays(sample, case), FLOAT32))
+                return [x.tobytes() for x in use.run(self.ctx)]
+
+            return updated
         graph = Gradients(sample, case, FLOAT32, wrap=lambda x: ad.neg_op(ad.neg_op(x)))
         fetches = [ad.reshape_op(graph.node, (-1,))]
         if case.size <= LARGE:
             fetches += graph.gradients
-        executor = ad.Executor(fetches, self.ctx)
-        feeds = graph.feeds_of(executor, graph.arrays)
-        first, second = (self.first_run(executor, feeds) for _ in range(2))
-        self.assertEqual(first, second, "two runs differ")
-        return first
+
+        def bits() -> list[bytes]:
+            executor = ad.Executor(fetches, self.ctx)
+            feeds = graph.feeds_of(executor, graph.arrays)
+            first, second = (self.first_run(executor, feeds) for _ in range(2))
+            self.assertEqual(first, second, "two runs differ")
+            return first
+
+        return bits
 
     def first_run(self, executor: ad.Executor, feeds: Mapping[Any, Any]) -> list[bytes]:
         executor.draws = 0
@@ -147,7 +181,7 @@ class Operators:
                 rng = generator(sample, case)
                 arrays = [rng.integers(1, 5, shape).astype(dtype) for shape in case.shapes]
                 use = Use(sample, case, arrays)
-                self.compare(sample, case, use, [x.astype(np.float64) for x in arrays])
+                self.compare(sample, case, [use], [x.astype(np.float64) for x in arrays])
                 if sample.integers != "moved":
                     self.assertEqual(use.node.spec.dtype.kind, "i" if same else "f")
 
@@ -159,7 +193,7 @@ class Operators:
             arrays[k] = generator(sample, case).integers(1, 5, arrays[k].shape)
             use = Use(sample, case, arrays)
             self.assertEqual(use.node.spec.dtype, FLOAT32)
-            self.compare(sample, case, use, [x.astype(np.float64) for x in arrays])
+            self.compare(sample, case, [use], [x.astype(np.float64) for x in arrays])
 
     def check_refusals(self, sample: Sample) -> None:
         """Inputs that do not fit are refused when the node is made, or else when it runs."""
@@ -354,21 +388,13 @@ class CpuOperators(NativeOperators, unittest.TestCase):
     """In all of their runs no kernel asks the allocator for anything."""
 
     ctx = ndarray.cpu(0)
+    threaded = True
 
     def setUp(self) -> None:
         counting = requests_of_kernels(self.ctx)
         requests = counting.__enter__()
         self.addCleanup(lambda: self.assertFalse(any(requests), requests))
         self.addCleanup(counting.__exit__, None, None, None)
-
-    def compare_threads(self, sample: Sample, case: Case, expected: list[bytes]) -> None:
-        library = load()
-        for threads in (1, 2, 3):
-            library.set_threads(threads)
-            try:
-                self.assertEqual(self.bits(sample, case), expected, f"{threads} threads")
-            finally:
-                library.set_threads(settings.threads)
 
 
 @require(ndarray.gpu(0))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
 import unittest
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 import dlsys
@@ -74,15 +76,28 @@ def files() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file, which nobody changes."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file's syntax tree."""
+    return tuple(ast.walk(tree_of(path)))
+
+
 def entry(path: Path) -> str:
     """The entry of FLOORS that a file belongs to."""
     return path.relative_to(PACKAGE).parts[0]
 
 
-def imported(path: Path) -> set[Path]:
+@functools.cache
+def imported(path: Path) -> frozenset[Path]:
     """The files of the package that a file imports, anywhere in it and for types too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -90,13 +105,13 @@ def imported(path: Path) -> set[Path]:
         else:
             continue
         found |= {_file(name[1:]) for name in names if name[0] == "dlsys"}
-    return found - {path}
+    return frozenset(found - {path})
 
 
 def imports_of(path: Path, folder: str) -> set[str]:
     """The modules of a folder of the package that a file imports."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom):
             base = _absolute(path, node)
             if base[:2] == ["dlsys", folder]:
@@ -130,7 +145,7 @@ def imports(path: Path) -> set[str]:
     return {entry(other) for other in imported(path)}
 
 
-def circle(graph: dict[Path, set[Path]]) -> list[Path]:
+def circle(graph: Mapping[Path, Set[Path]]) -> list[Path]:
     """Files that import each other in a circle, each the next; empty where there is none."""
     left = dict(graph)
     while True:
@@ -197,7 +212,7 @@ def private_of_tensors() -> set[str]:
     """The underscored names of the classes of `eager`: what they assign, and their methods."""
     found = set()
     for path in (PACKAGE / "eager").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 found.add(node.attr)
             elif isinstance(node, ast.ClassDef):
@@ -227,7 +242,7 @@ class Tensors(unittest.TestCase):
         self.assertLessEqual({"_tape", "_value", "_requires", "_looked"}, names)
         for path in files():
             if entry(path) != "eager":
-                found = reads_of(ast.parse(path.read_text()), names)
+                found = reads_of(tree_of(path), names)
                 self.assertEqual(found, set(), path.relative_to(PACKAGE))
 
     def test_a_read_is_found(self):
@@ -245,7 +260,7 @@ class Engine(unittest.TestCase):
     def trees(self):
         for path in files():
             if entry(path) in ENGINE:
-                yield path, ast.parse(path.read_text())
+                yield path, tree_of(path)
 
     def test_no_operator_is_imported(self):
         for path, tree in self.trees():

@@ -52,6 +52,12 @@ def slow(item: Any) -> Any:
     return item
 
 
+def together(item: Any) -> Any:
+    """Decorates a test class whose tests share what is dear to make: one process gets them all."""
+    item.together = True
+    return item
+
+
 _no_second = unavailable(gpu(1)) or ""
 not_emulated = unittest.skipIf(EMULATED, "not on an emulated GPU: slow, or of what it has not")
 _small_gpu = "not here: an emulated GPU, which can be made smaller"

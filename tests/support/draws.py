@@ -11,7 +11,7 @@ from support.families.conv import convolved
 from support.families.losses import class_loss, largest
 from support.families.pooling import of_gradient, with_indices
 from support.families.statistics import distinct
-from support.formulas_layout import resized
+from support.formulas.layout import resized
 from support.rows import Case, Domain, Shape, classes, extreme, signed
 
 

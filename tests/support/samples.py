@@ -31,6 +31,7 @@ from support.families.fused.layer_norm import FUSED_LAYER_NORM
 from support.families.fused.norm import FUSED_NORM
 from support.families.fused.pointwise import POINTWISE
 from support.families.fused.uint8 import FUSED_UINT8
+from support.families.generation import GENERATION
 from support.families.loss import LOSSES, PRODUCTS, SOFTMAX
 from support.families.losses import LOSS_ROWS
 from support.families.mathematics import MATHEMATICS
@@ -357,5 +358,5 @@ SAMPLES = (
     *JOIN, *IMAGES, *PRODUCTS, *MORE_PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
     *MATHEMATICS, *ORDER, *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES, *ACCUMULATE,
     *ATTENTION, *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM,
-    *FUSED_LAYER_NORM, *FUSED_UINT8, *QUANTIZED, *CHANNELS_LAST,
+    *GENERATION, *FUSED_LAYER_NORM, *FUSED_UINT8, *QUANTIZED, *CHANNELS_LAST,
 )  # fmt: skip

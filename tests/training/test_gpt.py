@@ -15,6 +15,7 @@ from dlsys import autodiff as ad
 from dlsys import functional as F
 from dlsys import nn, train
 from dlsys.errors import DataError, GraphError
+from dlsys.ops.random.token import draw_token
 from dlsys.runtime.device import cpu, gpu, unavailable
 from dlsys.train import safetensors
 from support.gradcheck import check_gradients
@@ -272,8 +273,8 @@ class Generation(unittest.TestCase):
         }
         for sampling, wanted in cases.items():
             np.testing.assert_allclose(sampling.probabilities(logits), wanted, atol=1e-12)
-        rng = np.random.default_rng(0)
-        drawn = [nn.Sampling(top_k=2).draw(logits, rng) for _ in range(3000)]
+        settings = nn.Sampling(top_k=2).settings
+        drawn = [draw_token(logits, settings, 0, step) for step in range(3000)]
         # Three deviations of a share of 3000 draws are 0.026.
         self.assertAlmostEqual(np.mean(np.array(drawn) == 1), 2 / 3, delta=0.026)
         self.assertEqual(set(drawn), {1, 3})
@@ -291,6 +292,31 @@ class Generation(unittest.TestCase):
         self.assertNotEqual(made[0], made[2])
         with self.assertRaisesRegex(DataError, "at least one token"):
             next(decoder.generate([], 1))
+
+    def test_devices_write_what_full_recomputation_draws(self) -> None:
+        sampling = nn.Sampling(0.9, top_k=20, top_p=0.95)
+        for ctx in DEVICES:
+            model = nn.GPT(**SIZES, seed=0)
+            decoder, prompt, count = nn.Decoder(model, ctx), [1, 2, 3], 40
+            got = list(decoder.generate(prompt, count, sampling, seed=3))
+            number = int(np.random.default_rng(3).integers(2**63))
+            context, tokens = model.config.context, list(prompt)
+            for step in range(count):
+                if len(tokens) > context:
+                    tokens = tokens[-(context // 2) :]
+                logits = logits_of(model, np.array([tokens]), ctx)[0, -1]
+                tokens.append(draw_token(logits, sampling.settings, number, step))
+                self.assertEqual(got[step], tokens[-1], (ctx, step))
+
+    def test_who_stops_reading_goes_on_where_they_stopped(self) -> None:
+        decoder = nn.Decoder(nn.GPT(**SIZES, seed=0))
+        written = decoder.generate([1, 2, 3], 10, nn.Sampling(0))
+        got = [next(written) for _ in range(5)]
+        written.close()
+        self.assertEqual(decoder.tokens, [1, 2, 3, *got[:4]])
+        logits = decoder.read([got[4]])
+        decoder.reset()
+        np.testing.assert_allclose(decoder.read([1, 2, 3, *got]), logits, atol=1e-6)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dlsys import optim
 from dlsys.errors import DataError, GraphError, ShapeError
 from dlsys.runtime.device import Context
 from support.devices import native_contexts, needs_torch, on_native_devices
-from support.formulas_optim import (
+from support.formulas.optim import (
     STEPS,
     adagrad,
     adam,

@@ -32,6 +32,7 @@ from .debug.observe import may_stop, run_watched
 from .debug.text import pass_printer
 from .debug.views import Views
 from .plan.memory import Plan, make_plan
+from .plan.recompute import byte_count, fit
 from .plan.schedule import schedule
 from .run import parameters as state
 from .run.feeds import Feeds, Signature
@@ -54,12 +55,15 @@ class Executor(Views):
     tensor cores, or bf16: products and activations in bfloat16 beside Parameters of float32
     (docs/precision.md). fusions: the passes of `dlsys.fusion` to run, instead of those that
     DLSYS_FUSION leaves. backend: that of executors which never run at the same time; they share the
-    memory of its arena. group: ranks that train together, of `dist.init()`: each feeds its share of
+    memory of its arena. memory: the most bytes of the arena, in which activations, gradients and
+    scratch lie, Parameters and slots do not: a number, or a text such as "12 GiB"; activations that
+    do not fit are computed again in backward, with the same bits (docs/design.md). group: ranks that train together, of `dist.init()`: each feeds its share of
     a batch, and updates use the mean of all ranks' gradients (docs/dist.md). Plans are made once
     for each set of feed shapes and dtypes; a run after that allocates nothing. An executor belongs
     to one thread at a time.
 
-    Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter;
+    Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter, or no
+    number of bytes; OutOfMemoryError where no plan is within `memory`, with the least that is;
     DeviceError when `ctx` cannot be used, with what to install.
 
     >>> x = ad.Variable("x", (2,))
@@ -75,6 +79,7 @@ class Executor(Views):
         fusions: Sequence[Pass] | None = None,
         backend: Backend | None = None,
         group: Any = None,
+        memory: int | str | None = None,
     ) -> None:
         if isinstance(eval_node_list, Node) or not isinstance(eval_node_list, Iterable):
             raise GraphError(f"Executor: expected a list of nodes to fetch, got {eval_node_list!r}")
@@ -83,6 +88,7 @@ class Executor(Views):
             _check_fetch(node)
         self.ctx = context_or_numpy(ctx)
         self.precision = check_precision(precision)
+        self.memory = None if memory is None else byte_count(memory)
         self._fusions = fusions
         self.topo_order = find_topo_sort(self.eval_node_list)
         self.recorder: Any = None  # a profile.Profile that times every step of every run
@@ -268,12 +274,19 @@ class Executor(Views):
     def _make_plan(self, feeds: Mapping[Node, Spec]) -> Plan:
         with paused_collector():
             order, values = schedule(self._rewrite(self._infer(feeds)))
-            reuse, lifetimes = not settings.separate_arena, self._backend.lifetimes(order)
-            plan = make_plan(order, values, self._backend.workspace, reuse, lifetimes)
+            if self.memory is None:
+                plan = self._planned(order, values)
+            else:
+                plan = fit(order, values, self.memory, self._planned)
         del plan.fetches[len(self.eval_node_list) :]  # those that only count draws
         if settings.debug >= 1:
             print(plan)
         return plan
+
+    def _planned(self, order: list[Node], values: list[Node]) -> Plan:
+        """The plan of a scheduled graph."""
+        reuse, lifetimes = not settings.separate_arena, self._backend.lifetimes(order)
+        return make_plan(order, values, self._backend.workspace, reuse, lifetimes)
 
     def _rewrite(self, specs: Mapping[Node, Any]) -> list[Node]:
         """The fetches over the graph as the target runs it."""

@@ -16,7 +16,7 @@ from ..arguments.kinds import Instance, Int
 from ..arguments.signature import Signature
 from ..dtypes import bfloat16
 from ..graph.lines import attributed_to
-from ..graph.node import Node
+from ..graph.node import Node, Op
 from ..graph.spec import Spec
 from ..ops.axes import normalize_axes
 from ..ops.conv.convolution import convolution_op, data_gradient_op, filter_gradient_op
@@ -94,6 +94,13 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     return exchange(fetches, layout.replaced)
 
 
+def stands_for(op: Op) -> tuple[Convolution, tuple[int, ...], bool]:
+    """Of a convolution or a gradient of it: the operator with channels last, which of its inputs
+    are images, and whether its result is.
+    """
+    return _CONVOLUTIONS[op][:3]
+
+
 class _Layout:
     """The nodes that have their channels last so far, as (N·H·W, C).
 
@@ -163,7 +170,7 @@ class _Layout:
         dtype = node.spec.dtype
         if "algo" in node.attrs or not self._target.has(op.kernel, dtype):
             return
-        arrays = _last_spec(specs[x]), specs[f], _last_spec(specs[y])
+        arrays = last_spec(specs[x]), specs[f], last_spec(specs[y])
         if all(s.dtype == dtype for s in specs) and self._target.fits(
             "conv2d_channels_last", *arrays, windows.argument, groups, HEURISTIC.number
         ):
@@ -250,7 +257,8 @@ def _flat_spec(spec: Spec) -> Spec:
     return spec._replace(shape=(n * h * w, c))
 
 
-def _last_spec(spec: Spec) -> Spec:
+def last_spec(spec: Spec) -> Spec:
+    """That of images (N, C, H, W), with the channels last."""
     return spec._replace(shape=tuple(spec.shape[k] for k in LAST))
 
 

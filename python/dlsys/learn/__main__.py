@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument(
         "--precision",
         default="fp32",
-        help="one or more of fp32, 3xtf32, tf32; of products also bf16, fp16",
+        help="one or more of fp32, 3xtf32, tf32, bf16, fp16",
     )
     parser.add_argument("--picture", type=Path, help="an SVG file to draw into")
     options = parser.parse_args()
@@ -58,10 +58,9 @@ def main() -> int:
 
 def _run(options: argparse.Namespace) -> None:
     ctx = _context(options.device)
-    narrow = gemm.NARROW if options.ladder == "gemm" else ()
     precisions = options.precision.split(",")
     for one in precisions:
-        if one not in narrow:
+        if one not in gemm.NARROW:
             check_precision(one)
     kind = "numpy" if ctx is None else ctx.name
     if kind == "gpu" and emulated():

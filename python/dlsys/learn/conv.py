@@ -16,20 +16,24 @@ import numpy as np
 from ..autodiff import Variable
 from ..errors import DeviceError, KernelError
 from ..executor.tune.microbenchmark import DRAWN, LONG_US, Microbenchmark
+from ..fusion import channels_last
+from ..fusion.body import close
 from ..graph.node import Node
 from ..graph.spec import FLOAT32, Spec
 from ..ops.conv.convolution import convolution_op, data_gradient_op, filter_gradient_op
+from ..ops.movement import transpose_op
 from ..rungs import CONV, Algorithm, rungs_among
 from ..runtime.device import Context
 from ..runtime.library import load
 from .conv_numpy import NumpyBenchmark
-from .gemm import ROUNDING, Figures
+from .gemm import NARROW, ROUNDING, Figures
 
 DIRECTIONS = ("forward", "data", "filter")
 # Variants that are algorithms of their own rather than tiles.
 _PARTS = (
     *("winograd 2x2", "winograd 4x4"),
     *("implicit compact", "implicit batched", "implicit fma", "implicit mma"),
+    *("implicit wgmma", "implicit gemm"),
 )
 _SAMPLED = 48  # elements that are compared, or fewer where their sums are long
 _SAMPLED_TERMS = 4_000_000  # of all of them together
@@ -74,7 +78,14 @@ class Shape(NamedTuple):
 
 
 def node_of(shape: Shape, direction: str, precision: str) -> Node:
-    """The operator of a direction, with its specs."""
+    """The operator of a direction, with its specs; of 16 bits over images with channels last."""
+    made = _first_node_of(shape, direction, precision)
+    return _last_node_of(made) if precision in NARROW else made
+
+
+def _first_node_of(shape: Shape, direction: str, precision: str) -> Node:
+    """The operator over images (N, C, H, W)."""
+    dtype = NARROW.get(precision, FLOAT32)
     x, f, y = shape.arrays
     attrs: dict[str, Any] = dict(stride=shape.stride, padding=shape.padding, groups=shape.groups)
     if direction == "forward":
@@ -90,11 +101,31 @@ def node_of(shape: Shape, direction: str, precision: str) -> Node:
     inputs = []
     for array in (first, second):
         inputs.append(Variable("operand"))
-        inputs[-1].spec = Spec(array, FLOAT32)
+        inputs[-1].spec = Spec(array, dtype)
     node = op(*inputs, **attrs)
-    node.spec = Spec(result, FLOAT32)
-    node.attrs = {**node.attrs, "precision": precision}
+    node.spec = Spec(result, dtype)
+    if precision not in NARROW:
+        node.attrs = {**node.attrs, "precision": precision}
     return node
+
+
+def _last_node_of(first: Node) -> Node:
+    """The operator over images (N, H, W, C) that stands for one over (N, C, H, W)."""
+    op, images, is_image = channels_last.stands_for(first.op)
+    specs = [
+        channels_last.last_spec(x.spec) if k in images else x.spec
+        for k, x in enumerate(first.inputs)
+    ]
+    inputs = [Variable("operand", spec.shape, dtype=spec.dtype) for spec in specs]
+    seen = [
+        transpose_op(x, axes=channels_last.FIRST) if k in images else x
+        for k, x in enumerate(inputs)
+    ]
+    inner = first.derive(seen, first.spec)
+    body = close(inputs, [transpose_op(inner, axes=channels_last.LAST) if is_image else inner])
+    convolution: Any = first.op
+    windows = convolution.windows(inner, *(x.spec for x in seen))
+    return op(*inputs, body=body, windows=windows, groups=first.attrs["groups"])
 
 
 def climb(
@@ -106,19 +137,23 @@ def climb(
 ) -> Iterator[Figures]:
     """The figures of auto and of every rung that can compute a direction of a shape, in the
     ladder's order, with both of Winograd's tiles and the parts of `implicit`; or of every
-    algorithm. Without a context, of numpy's rungs.
+    algorithm. Without a context, of numpy's rungs. At bf16 and fp16, which are storage types,
+    images have their channels last.
     """
     drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)
     if ctx is None:
         yield from _climb_numpy(shape, direction, drawn)
         return
-    sample = None
+    samples: dict[str, _Sample] = {}
     for precision in precisions:
         node = node_of(shape, direction, precision)
         assert node.op.kernel is not None
         names = load().algorithms(ctx.kernel_device, node.op.kernel)
         benchmark = Microbenchmark(node, ctx, drawn)
-        sample = sample or _Sample(benchmark, shape, direction)
+        layout = precision if precision in NARROW else ""  # all of float32 share a sample
+        if layout not in samples:
+            samples[layout] = _Sample(benchmark, shape, direction, bool(layout))
+        sample = samples[layout]
         for number, name in enumerate(("auto", *names)):
             rung = name == "auto" or name in rungs_among(names) or name in _PARTS
             if not (rung or variants):
@@ -132,7 +167,7 @@ def climb(
 
 def _climb_numpy(shape: Shape, direction: str, drawn: np.ndarray) -> Iterator[Figures]:
     benchmark = NumpyBenchmark(node_of(shape, direction, "fp32"), drawn)
-    sample = _Sample(benchmark, shape, direction)
+    sample = _Sample(benchmark, shape, direction, False)
     for rung in CONV.numpy:
         try:
             yield _figures(benchmark, sample, shape, Algorithm(0, rung), "fp32")
@@ -161,27 +196,52 @@ class _Sample:
     """Elements of a result in float64, and the sums of the magnitudes of their terms."""
 
     def __init__(
-        self, benchmark: Microbenchmark | NumpyBenchmark, shape: Shape, direction: str
+        self,
+        benchmark: Microbenchmark | NumpyBenchmark,
+        shape: Shape,
+        direction: str,
+        last: bool,
     ) -> None:
+        """`last` where images have their channels last."""
         result = dict(zip(DIRECTIONS, (shape.arrays[2], shape.arrays[0], shape.arrays[1])))
         extents = result[direction]
+        kinds = _OPERANDS[direction]
+        lasts = [last and kind != "filter" for kind in (*kinds, direction)]
         size = int(np.prod(extents))
         rng = np.random.default_rng(1)
         length = max(shape.operations // 2 // size, 1)  # of a sum
         count = min(_SAMPLED, max(_SAMPLED_TERMS // length, 4), size)
-        self.at = sorted(rng.choice(size, count, replace=False).tolist())
+        places = sorted(rng.choice(size, count, replace=False).tolist())
+        self.at = _moved(np.array(places), extents).tolist() if lasts[-1] else places
         exact, scale = [], []
-        for k in self.at:
+        for k in places:
             position = tuple(int(one) for one in np.unravel_index(k, extents))
             first, second, met = _TERMS[direction](shape, *position)
             a, b = (
-                benchmark.value(i, at.astype(np.int64)).astype(np.float64)
+                benchmark.value(
+                    i, _moved(at, result[kinds[i]]) if lasts[i] else at.astype(np.int64)
+                ).astype(np.float64)
                 for i, at in enumerate(np.broadcast_arrays(first, second))
             )
             products = np.where(met, a * b, 0.0)
             exact.append(products.sum())
             scale.append(np.abs(products).sum())
         self.exact, self.scale = np.array(exact), np.maximum(np.array(scale), 1e-300)
+
+
+# The operands of a direction, by the direction whose result has their shape.
+_OPERANDS = {
+    "forward": ("data", "filter"), "data": ("filter", "forward"), "filter": ("data", "forward")
+}  # fmt: skip
+
+
+def _moved(at: np.ndarray, extents: tuple[int, ...]) -> np.ndarray:
+    """The row-major indices in (N, H, W, C) of what has these in (N, C, H, W); of what there is
+    not, any.
+    """
+    n, c, h, w = np.unravel_index(np.minimum(at, np.prod(extents) - 1), extents)
+    moved = np.ravel_multi_index((n, h, w, c), [extents[k] for k in channels_last.LAST])
+    return np.asarray(moved)
 
 
 # For an element of a result: the indices in row-major order of the factors of its terms in both

@@ -2,7 +2,7 @@
 // all that it calls are inlined into each version; nothing with external linkage is compiled for
 // more than the baseline, else the linker could keep the wrong copy. With DLSYS_ONE_ISA there is a
 // single version, for the processor that the compiler is told of, such as by -march=native; with
-// DLSYS_NO_AVX2 there is none for AVX2, which a machine with AVX-512 never runs.
+// DLSYS_ONLY_AVX512 there is a single one too, on a machine that never runs the others.
 #pragma once
 
 #define DLSYS_INLINE inline __attribute__((always_inline))
@@ -61,14 +61,16 @@ DLSYS_AVX512 void CallAvx512(const F& f) {
 // Runs f, whose call operator must be always_inline (DLSYS_SIMD), as compiled for this processor.
 template <class F>
 inline void Dispatch(const F& f) {
+#ifdef DLSYS_ONLY_AVX512
+  CallAvx512(f);
+#else
 #if defined(__x86_64__) && !defined(DLSYS_ONE_ISA)
   const Isa isa = CurrentIsa();
   if (isa == Isa::kAvx512) return CallAvx512(f);
-#ifndef DLSYS_NO_AVX2
   if (isa == Isa::kAvx2) return CallAvx2(f);
 #endif
-#endif
   f();
+#endif
 }
 
 // The head of a lambda for Dispatch: Dispatch(DLSYS_SIMD { ... });

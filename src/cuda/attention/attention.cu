@@ -47,25 +47,24 @@ FlashProblem ForFlash(const Attention& p, int dtype, DLContext ctx) {
 }
 
 // Why `flash` cannot compute a problem, null where it can.
-const char* FlashRefusal(const Attention& p, int dtype, int64_t precision, bool gradient,
-                         DLContext ctx) {
+const char* FlashRefusal(const Attention& p, int dtype, int64_t precision, DLContext ctx) {
   if (dtype == DL_FLOAT32 && (Precision)precision != Precision::kTf32)
-    return "it multiplies float32 at precision tf32";
+    return "it takes float32 at precision tf32";
   if (p.mask.data || p.lengths.data || p.query_lengths.data) return "it takes no mask or lengths";
   if (p.step) return "it drops no weights";
   if (p.size != p.value_size) return "it takes heads of keys and values of one size";
-  const char* error = (gradient ? FlashBackwardError : FlashError)(ForFlash(p, dtype, ctx));
+  const char* error = FlashError(ForFlash(p, dtype, ctx));
   return *error ? error : nullptr;
 }
 
 // The rung that computes a problem. `aligned`: all arrays are at multiples of 16 bytes.
 int RungOf(const char* op, const Attention& p, const Tiled& tiled, const DLArray* q,
-           int64_t algorithm, int64_t precision, bool gradient, bool aligned) {
+           int64_t algorithm, int64_t precision, bool aligned) {
   if (algorithm < 0 || algorithm > (int64_t)AttentionAlgorithms().size())
     Fail("%s: there is no algorithm %ld, expected 0 to %zu", op, (long)algorithm,
          AttentionAlgorithms().size());
   const char* of_flash =
-      aligned ? FlashRefusal(p, q->dtype, precision, gradient, q->ctx) : "it takes arrays at multiples of 16 bytes";
+      aligned ? FlashRefusal(p, q->dtype, precision, q->ctx) : "it takes arrays at multiples of 16 bytes";
   const char* of_tiled = Refusal(p, tiled, q->ctx.device_id);
   if (algorithm != kTiled && !of_flash) return kFlash;
   if (algorithm != kFlash && !of_tiled) return kTiled;
@@ -116,16 +115,15 @@ bool ComposedIsFaster(const Attention& p, const Tiled& tiled, int64_t nbytes, in
 // The products of forward and of backward, and how often the composition reads or writes weights.
 struct Work {
   double products, passes;
-  bool gradient;
 };
-constexpr Work kForward = {2., 4., false}, kBackward = {5., 10., true};
+constexpr Work kForward = {2., 4.}, kBackward = {5., 10.};
 
 bool Fits(const char* op, const Attention& p, const DLArray* q, int64_t precision,
           const Work& work) {
   const int device = q->ctx.device_id;
   Use(op, device);
   const Tiled& tiled = TiledOf(op, q->dtype, precision);
-  if (!FlashRefusal(p, q->dtype, precision, work.gradient, q->ctx)) return true;
+  if (!FlashRefusal(p, q->dtype, precision, q->ctx)) return true;
   return !Refusal(p, tiled, device) &&
          !ComposedIsFaster(p, tiled, DtypeNbytes(q->dtype), device, work.products, work.passes);
 }
@@ -200,7 +198,7 @@ void RunForward(const char* op, const Attention& p, const ForwardArrays& arrays,
                 int64_t algorithm, int64_t precision, bool aligned, DLStream stream) {
   const Tiled& tiled = TiledOf(op, kDtype<T>, precision);
   if (p.batch * p.heads * p.rows == 0) return;
-  if (RungOf(op, p, tiled, q, algorithm, precision, false, aligned) == kTiled)
+  if (RungOf(op, p, tiled, q, algorithm, precision, aligned) == kTiled)
     return tiled.forward(op, p, arrays, stream);
   RunFlashForward(op, ForFlash(p, q->dtype, q->ctx),
                   {arrays.q, arrays.k, arrays.v, arrays.y, arrays.lse}, stream);
@@ -240,7 +238,7 @@ template <class T>
 void RunBackward(const char* op, const Attention& p, const FlashBackward& arrays, const DLArray* q,
                  int64_t algorithm, int64_t precision, bool aligned, DLStream stream) {
   const Tiled& tiled = TiledOf(op, kDtype<T>, precision);
-  if (RungOf(op, p, tiled, q, algorithm, precision, true, aligned) == kFlash)
+  if (RungOf(op, p, tiled, q, algorithm, precision, aligned) == kFlash)
     return RunFlashBackward(op, ForFlash(p, q->dtype, q->ctx), arrays, stream);
   const int64_t rows = p.batch * p.heads * p.rows;
   const Scratch sums(q->ctx, rows * (int64_t)sizeof(float), stream);

@@ -19,10 +19,9 @@ struct FlashProblem {
   DLContext ctx;
 };
 
-// Why it cannot run, or "", and its gradient. Strides, of size % 8 == 0 too, are multiples of 16 bytes then.
+// Why it cannot run, or "". Strides, of size % 8 == 0 too, are multiples of 16 bytes then.
 const char* FlashError(const FlashProblem& problem);
 
-const char* FlashBackwardError(const FlashProblem& problem);
 
 struct FlashForward {
   const void *q, *k, *v;

@@ -18,9 +18,9 @@ namespace {
 using namespace flash;  // NOLINT: this is a part of it
 
 struct Params : Shape {
-  int padded;                   // rows, up to a multiple of kPadding
-  float scale;                  // of the scores
-  const float *lse, *row_sums;  // (samples, padded): times log2 e, and of dy y
+  int padded = 0;               // rows, up to a multiple of kPadding
+  float scale = 0.f;            // of the scores
+  const float *lse = nullptr, *row_sums = nullptr;  // (samples, padded): times log2 e, and of dy y
 };
 constexpr int kPadding = 128;
 
@@ -30,27 +30,29 @@ constexpr int kPadding = 128;
 // exponentials whose weights are 0.
 template <class E, int kGroup>
 __global__ void __launch_bounds__(kThreads)
-    RowSumsKernel(const E* y, const E* dy, const float* lse, AttentionLayout of_y, int64_t samples,
-                  int64_t heads, int64_t rows, int64_t padded, int64_t size, float* scaled_lse,
+    RowSumsKernel(const E* y, const E* dy, const float* lse, AttentionLayout of_y, int count,
+                  Divisor padded, Divisor heads, int rows, int size, float* scaled_lse,
                   float* row_sums) {
   constexpr int kCount = 16 / (int)sizeof(E);
   struct alignas(16) Vector {
     E x[kCount];
   };
-  const int64_t k = threadIdx.x % kGroup * kCount;
+  const int k = (int)threadIdx.x % kGroup * kCount;
   GridDependencySynchronize();
-  for (int64_t at = FirstItem() / kGroup; at < samples * padded; at += ItemStep() / kGroup) {
-    const int64_t row = at % padded, sample = at / padded;
+  const int step = (int)ItemStep() / kGroup;
+  for (int at = (int)FirstItem() / kGroup; at < count; at += step) {
+    const int of_all = at / padded, row = at - of_all * (int)padded.value;
     float sum = 0.f;
     if (row < rows && k < size) {
-      const int64_t from = of_y.At(sample / heads, sample % heads, row) + k;
+      const Head head(of_all, heads);
+      const int64_t from = of_y.At(head.sample, head.number, row) + k;
       const Vector a = *(const Vector*)(y + from), b = *(const Vector*)(dy + from);
 #pragma unroll
       for (int e = 0; e < kCount; e++) sum += (float)a.x[e] * (float)b.x[e];
     }
     sum = GroupReduce<SumMonoid, kGroup>(sum);
     if (k) continue;
-    const float of_row = row < rows ? lse[sample * rows + row] : -INFINITY;
+    const float of_row = row < rows ? lse[(int64_t)of_all * rows + row] : -INFINITY;
     scaled_lse[at] = of_row == -INFINITY ? INFINITY : of_row * kLog2E;
     row_sums[at] = sum;
   }
@@ -61,19 +63,26 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class E, int Size>
 struct KeysTiling {
+  static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
-  static constexpr int kKeys = kConsumers * 64, kRows = 64, kStages = 2;
+  static constexpr int kKeys = kConsumers * 64, kRows = kLarge ? 32 : 64;
+  static constexpr int kStages = kLarge ? 1 : 2, kCopies = kTf32<E> ? kStages : 0;  // transposed
+  static constexpr int kStagesK = !kTf32<E> && Size <= 64 ? 2 : 1;
   static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
   static constexpr int kTileQ = kRows * Size * (int)sizeof(E);
-  static constexpr int kCopy = kTf32<E> ? kStages * kTileQ : 0;  // q and dy transposed lie so far on
-  static constexpr int kOfV = kTileK, kOfQ = kOfV + kTileK;      // in shared memory
-  static constexpr int kOfDy = kOfQ + kStages * kTileQ + kCopy;
-  static constexpr int kStaging = kOfDy + kStages * kTileQ + kCopy;
+  static constexpr int kOfQ = kStagesK * 2 * kTileK;  // in shared memory
+  static constexpr int kOfDy = kOfQ + kStages * kTileQ;
+  static constexpr int kToCopies = 2 * kStages * kTileQ;  // of q and dy, from these
+  static constexpr int kStaging = kOfQ + 2 * (kStages + kCopies) * kTileQ;
   static constexpr int kOfLse = kStaging + (kTf32<E> ? 0 : 2 * kTileK);  // and the sums of rows
   static constexpr int kRowNbytes = kRows * (int)sizeof(float);
   static constexpr int kNbytes = kAlignment + kOfLse + kStages * 2 * kRowNbytes;
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
-  static constexpr int kK = 0, kQ = 1, kDy = kQ + kStages, kPairs = kDy + kStages;
+  static constexpr int kK = 0, kQ = kStagesK, kDy = kQ + kStages;  // pairs of barriers
+  static constexpr int kSummedQ = kDy + kStages, kSummedDy = kSummedQ + kCopies;
+  static constexpr int kPairs = kSummedDy + kCopies;
+  static constexpr bool kReads = kTf32<E> && !kLarge;  // k and v into registers
+  static constexpr bool kReadsAhead = !kTf32<E> && Size <= 64;
 };
 
 // The tiles of keys of a block; the first keys of a head, which most rows see under a causal mask,
@@ -105,41 +114,72 @@ template <class E, class T, bool kCausal>
 __device__ __forceinline__ void ProduceForKeys(const KeysMaps& maps, const Params& params,
                                                uint32_t memory, uint32_t barriers) {
   RingPosition<T::kStages> at;
-  RingPosition<1> at_k;
+  RingPosition<T::kStagesK> at_k;
   KeyTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_k.Advance()) {
-    WaitForPhase(Empty(barriers, T::kK), at_k.parity ^ 1);
-    ArriveExpecting(Full(barriers, T::kK), 2 * T::kTileK);
-    LoadTile<E, T::kKeys, T::kSize>(memory, &maps.k, Full(barriers, T::kK), tile.row, tile.sample,
-                                    params.KvHeads());
-    LoadTile<E, T::kKeys, T::kSize>(memory + T::kOfV, &maps.v, Full(barriers, T::kK), tile.row,
-                                    tile.sample, params.KvHeads());
-    for (int head = 0; head < params.group; head++) {
-      const int sample = tile.sample * params.group + head;
+    const Head of_keys(tile.sample, params.kv_heads);
+    const int pair = T::kK + at_k.stage;
+    const uint32_t to = memory + at_k.stage * 2 * T::kTileK;
+    WaitForPhase(Empty(barriers, pair), at_k.parity ^ 1);
+    ArriveExpecting(Full(barriers, pair), 2 * T::kTileK);
+    LoadTile<E, T::kKeys, T::kSize>(to, &maps.k, Full(barriers, pair), tile.row, of_keys);
+    LoadTile<E, T::kKeys, T::kSize>(to + T::kTileK, &maps.v, Full(barriers, pair), tile.row,
+                                    of_keys);
+    const int group = (int)params.group.value;
+    for (int of_group = 0; of_group < group; of_group++) {
+      const int sample = tile.sample * group + of_group;
+      const Head of_rows(sample, params.heads);
       for (int block = tile.begin; block < tile.end; block++, at.Advance()) {
         const int row = block * T::kRows;
         const int64_t of_row = (int64_t)sample * params.padded + row;
-        const auto load = [&](const CUtensorMap& map, const CUtensorMap& summed, int pair,
-                              uint32_t ring, const float* from, uint32_t to) {
-          pair += at.stage;
-          ring += at.stage * T::kTileQ;
-          const uint32_t full = Full(barriers, pair);
-          WaitForPhase(Empty(barriers, pair), at.parity ^ 1);
-          ArriveExpecting(full, (kTf32<E> ? 2 : 1) * T::kTileQ + T::kRowNbytes);
-          LoadTile<E, T::kRows, T::kSize>(ring, &map, full, row, sample, params.heads);
-          if constexpr (kTf32<E>)
-            LoadSummed<E, T::kRows, T::kSize>(ring + T::kCopy, &summed, full, row, sample,
-                                              params.heads);
+        const auto begin = [&](int pair, int nbytes) {
+          WaitForPhase(Empty(barriers, pair + at.stage), at.parity ^ 1);
+          ArriveExpecting(Full(barriers, pair + at.stage), nbytes);
+          return Full(barriers, pair + at.stage);
+        };
+        const auto load = [&](const CUtensorMap& map, int pair, uint32_t ring, const float* from,
+                              uint32_t to) {
+          const uint32_t full = begin(pair, T::kTileQ + T::kRowNbytes);
+          LoadTile<E, T::kRows, T::kSize>(ring + at.stage * T::kTileQ, &map, full, row,
+                                          of_rows);
           LoadBytes(to + at.stage * 2 * T::kRowNbytes, from + of_row, T::kRowNbytes, full);
         };
+        const auto load_copy = [&](const CUtensorMap& map, int pair, uint32_t ring) {
+          LoadSummed<E, T::kRows, T::kSize>(ring + T::kToCopies + at.stage * T::kTileQ, &map,
+                                            begin(pair, T::kTileQ), row, of_rows);
+        };
         const uint32_t sums = memory + T::kOfLse;
-        load(maps.q, maps.summed_q, T::kQ, memory + T::kOfQ, params.lse, sums);
-        load(maps.dy, maps.summed_dy, T::kDy, memory + T::kOfDy, params.row_sums,
-             sums + T::kRowNbytes);
+        load(maps.q, T::kQ, memory + T::kOfQ, params.lse, sums);
+        load(maps.dy, T::kDy, memory + T::kOfDy, params.row_sums, sums + T::kRowNbytes);
+        if constexpr (kTf32<E>) {
+          load_copy(maps.summed_dy, T::kSummedDy, memory + T::kOfDy);
+          load_copy(maps.summed_q, T::kSummedQ, memory + T::kOfQ);
+        }
       }
     }
   }
 }
+
+// Numbers of the rows that are columns of a thread's accumulators, from shared memory: read ahead,
+// or, where registers are short, when they are needed.
+template <int kRows, bool kAhead>
+class OfRows {
+ public:
+  __device__ __forceinline__ explicit OfRows(const float* rows) : rows_(rows + threadIdx.x % 4 * 2) {
+    if constexpr (kAhead) {
+#pragma unroll
+      for (int j = 0; j < kRows / 8; j++) read_[j] = *(const float2*)(rows_ + j * 8);
+    }
+  }
+  __device__ __forceinline__ float2 At(int j) const {
+    if constexpr (kAhead) return read_[j];
+    return *(const float2*)(rows_ + j * 8);
+  }
+
+ private:
+  const float* rows_;
+  float2 read_[kAhead ? kRows / 8 : 1];
+};
 
 template <class E, class T, bool kCausal>
 __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Result<E>* to_dv,
@@ -147,57 +187,74 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
                                                uint32_t barriers) {
   const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const uint32_t memory = SharedAddress(shared);
-  const uint32_t k = memory + consumer * 64 * 128, v = k + T::kOfV;
   const uint32_t staging = memory + T::kStaging + consumer * T::kTileK;
   const float scale = params.scale * kLog2E;
   RingPosition<T::kStages> at;
-  RingPosition<1> at_k;
+  RingPosition<T::kStagesK> at_k;
   KeyTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_k.Advance()) {
     const int key = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
+    const int of_warpgroup = at_k.stage * 2 * T::kTileK + consumer * 64 * 128;
+    const uint32_t k = memory + of_warpgroup, v = k + T::kTileK;
     Sums<T::kSize> dk, dv;
     SetZero(dk);
     SetZero(dv);
     WaitForStage(barriers, T::kK, at_k);
-    Operand<E, kTf32<E> ? T::kSize : kDepth<E>> of_k, of_v;
-    if constexpr (kTf32<E>) {
-      ReadOperand<T::kSize, T::kKeys>(of_k, shared + consumer * 64 * 128);
-      ReadOperand<T::kSize, T::kKeys>(of_v, shared + consumer * 64 * 128 + T::kOfV);
-      ReleaseStage(barriers, T::kK, 0);
+    Operand<E, T::kReads ? T::kSize : kDepth<E>> of_k, of_v;
+    if constexpr (T::kReads) {
+      ReadOperand<T::kSize, T::kKeys>(of_k, shared + of_warpgroup);
+      ReadOperand<T::kSize, T::kKeys>(of_v, shared + of_warpgroup + T::kTileK);
+      ReleaseStage(barriers, T::kK, at_k.stage);
     }
     int block = tile.begin;
-    for (int turn = 0; turn < (tile.end - tile.begin) * params.group; turn++, at.Advance()) {
+    for (int turn = 0; turn < (tile.end - tile.begin) * (int)params.group.value; turn++, at.Advance()) {
       const uint32_t q = memory + T::kOfQ + at.stage * T::kTileQ;
       const uint32_t dy = memory + T::kOfDy + at.stage * T::kTileQ;
       const float* lse = (const float*)(shared + T::kOfLse) + at.stage * 2 * T::kRows;
       const float* row_sums = lse + T::kRows;
       const int row = block * T::kRows;
       if (++block == tile.end) block = tile.begin;  // of the next head
+      const auto release_rows = [&] {
+        ReleaseStage(barriers, T::kQ, at.stage);
+        ReleaseStage(barriers, T::kDy, at.stage);
+      };
+      const auto wait_for_copy = [&](int pair) {
+        if constexpr (kTf32<E>) WaitForStage(barriers, pair, at);
+      };
+      const auto release_copies = [&] {
+        if constexpr (kTf32<E>) {
+          ReleaseStage(barriers, T::kSummedQ, at.stage);
+          ReleaseStage(barriers, T::kSummedDy, at.stage);
+        }
+      };
+      constexpr int kToSummed = kTf32<E> ? T::kToCopies : 0;
       Sums<T::kRows> weights, gradients;
       Operand<E, T::kRows> operand;
       WaitForStage(barriers, T::kQ, at);
       if (kCausal && row + T::kRows <= tile.row + consumer * 64) {  // these rows see no key of it
         WaitForStage(barriers, T::kDy, at);
-        ReleaseStage(barriers, T::kQ, at.stage);
-        ReleaseStage(barriers, T::kDy, at.stage);
+        release_rows();
+        wait_for_copy(T::kSummedDy);
+        wait_for_copy(T::kSummedQ);
+        release_copies();
         continue;
       }
       BeginProducts();
-      if constexpr (kTf32<E>)
+      if constexpr (T::kReads)
         BeginProduct<E>(weights, of_k, q, false);
       else
         BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
       WaitForStage(barriers, T::kDy, at);
       BeginProducts();
-      if constexpr (kTf32<E>)
+      if constexpr (T::kReads)
         BeginProduct<E>(gradients, of_v, dy, false);
       else
         BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
+      OfRows<T::kRows, T::kReadsAhead> shifts(lse), of_dy(row_sums);
       WaitForProducts<1>();
 #pragma unroll
       for (int j = 0; j < T::kRows / 8; j++) {
-        const int of_tile = j * 8 + l % 4 * 2;
-        const float2 shift = *(const float2*)(lse + of_tile);
+        const float2 shift = shifts.At(j);
 #pragma unroll
         for (int e = 0; e < 4; e++)
           weights[j][e] = ExpTwo(weights[j][e] * scale - (e % 2 ? shift.y : shift.x));
@@ -212,11 +269,12 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       }
       Round<E, true>(weights, operand);
       WaitForProducts<0>();
+      wait_for_copy(T::kSummedDy);
       BeginProducts();
-      BeginProduct<E>(dv, operand, dy + T::kCopy);
+      BeginProduct<E>(dv, operand, dy + kToSummed);
 #pragma unroll
       for (int j = 0; j < T::kRows / 8; j++) {
-        const float2 sum = *(const float2*)(row_sums + j * 8 + l % 4 * 2);
+        const float2 sum = of_dy.At(j);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           float weight = weights[j][e];
@@ -226,22 +284,24 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       }
       Operand<E, T::kRows> of_scores;
       Round<E, false>(gradients, of_scores);
+      if constexpr (kTf32<E>) release_rows();
+      wait_for_copy(T::kSummedQ);
       BeginProducts();
-      BeginProduct<E>(dk, of_scores, q + T::kCopy);
+      BeginProduct<E>(dk, of_scores, q + kToSummed);
       WaitForProducts<0>();
-      ReleaseStage(barriers, T::kQ, at.stage);
-      ReleaseStage(barriers, T::kDy, at.stage);
+      if constexpr (!kTf32<E>) release_rows();
+      release_copies();
     }
-    if constexpr (!kTf32<E>) ReleaseStage(barriers, T::kK, 0);
+    if constexpr (!T::kReads) ReleaseStage(barriers, T::kK, at_k.stage);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
 #pragma unroll
       for (int e = 0; e < 4; e++) dk[j][e] *= params.scale;
     }
     const int first = tile.row + consumer * 64;
-    StoreRows<E>(dk, to_dk, staging, first, tile.sample, params.KvHeads(), 1 + consumer);
-    StoreRows<E>(dv, to_dv, staging + T::kTileK / 2, first, tile.sample, params.KvHeads(),
-                 1 + consumer);
+    const Head head(tile.sample, params.kv_heads);
+    StoreRows<E>(dk, to_dk, staging, first, head, 1 + consumer);
+    StoreRows<E>(dv, to_dv, staging + T::kTileK / 2, first, head, 1 + consumer);
   }
   if (thread == 0) WaitForStores();
 }
@@ -274,17 +334,21 @@ __global__ __launch_bounds__(T::kThreads, 1) void FlashKeysKernel(
 
 template <class E, int Size>
 struct RowsTiling {
+  static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
-  static constexpr int kRows = kConsumers * 64, kKeys = 64, kStages = 3;
+  static constexpr int kRows = kConsumers * 64, kKeys = 64;
+  static constexpr int kStages = kLarge ? 1 : kTf32<E> || Size <= 64 ? 3 : 2;
+  static constexpr int kCopies = kTf32<E> ? kStages : 0, kStagesQ = kTf32<E> ? 1 : 2;
   static constexpr int kTileQ = kRows * Size * (int)sizeof(E);
   static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
-  static constexpr int kCopy = kTf32<E> ? kStages * kTileK : 0;  // k transposed lies so far on
-  static constexpr int kOfDy = kTileQ, kOfK = kOfDy + kTileQ;    // in shared memory
-  static constexpr int kOfV = kOfK + kStages * kTileK + kCopy;
-  static constexpr int kStaging = kOfV + kStages * kTileK;
+  static constexpr int kOfK = kStagesQ * 2 * kTileQ;  // in shared memory
+  static constexpr int kOfV = kOfK + kStages * kTileK, kOfCopies = kOfV + kStages * kTileK;
+  static constexpr int kStaging = kOfCopies + kCopies * kTileK;
   static constexpr int kNbytes = kAlignment + kStaging + (kTf32<E> ? 0 : kTileQ);
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
-  static constexpr int kQ = 0, kK = 1, kV = kK + kStages, kPairs = kV + kStages;
+  static constexpr int kQ = 0, kK = kStagesQ, kV = kK + kStages;  // pairs of barriers
+  static constexpr int kSummedK = kV + kStages, kPairs = kSummedK + kCopies;
+  static constexpr bool kReads = kTf32<E> && !kLarge;  // q and dy into registers
 };
 
 struct RowsMaps {
@@ -295,30 +359,34 @@ template <class E, class T, bool kCausal>
 __device__ __forceinline__ void ProduceForRows(const RowsMaps& maps, const Params& params,
                                                uint32_t memory, uint32_t barriers) {
   RingPosition<T::kStages> at;
-  RingPosition<1> at_q;
+  RingPosition<T::kStagesQ> at_q;
   RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_q.Advance()) {
-    WaitForPhase(Empty(barriers, T::kQ), at_q.parity ^ 1);
-    ArriveExpecting(Full(barriers, T::kQ), 2 * T::kTileQ);
-    LoadTile<E, T::kRows, T::kSize>(memory, &maps.q, Full(barriers, T::kQ), tile.row, tile.sample,
-                                    params.heads);
-    LoadTile<E, T::kRows, T::kSize>(memory + T::kOfDy, &maps.dy, Full(barriers, T::kQ), tile.row,
-                                    tile.sample, params.heads);
-    const int sample = tile.sample / params.group;
+    const Head of_rows(tile.sample, params.heads);
+    const Head of_keys(tile.sample / params.group, params.kv_heads);
+    const int pair = T::kQ + at_q.stage;
+    const uint32_t to = memory + at_q.stage * 2 * T::kTileQ;
+    WaitForPhase(Empty(barriers, pair), at_q.parity ^ 1);
+    ArriveExpecting(Full(barriers, pair), 2 * T::kTileQ);
+    LoadTile<E, T::kRows, T::kSize>(to, &maps.q, Full(barriers, pair), tile.row, of_rows);
+    LoadTile<E, T::kRows, T::kSize>(to + T::kTileQ, &maps.dy, Full(barriers, pair), tile.row,
+                                    of_rows);
     for (int block = 0; block < tile.end; block++, at.Advance()) {
-      const auto load = [&](const CUtensorMap& map, int pair, uint32_t ring, int tiles_of_it) {
-        pair += at.stage;
-        WaitForPhase(Empty(barriers, pair), at.parity ^ 1);
-        ArriveExpecting(Full(barriers, pair), tiles_of_it * T::kTileK);
-        LoadTile<E, T::kKeys, T::kSize>(ring + at.stage * T::kTileK, &map, Full(barriers, pair),
-                                        block * T::kKeys, sample, params.KvHeads());
+      const auto begin = [&](int pair) {
+        WaitForPhase(Empty(barriers, pair + at.stage), at.parity ^ 1);
+        ArriveExpecting(Full(barriers, pair + at.stage), T::kTileK);
+        return Full(barriers, pair + at.stage);
       };
-      load(maps.k, T::kK, memory + T::kOfK, kTf32<E> ? 2 : 1);
+      const auto load = [&](const CUtensorMap& map, int pair, uint32_t ring) {
+        LoadTile<E, T::kKeys, T::kSize>(ring + at.stage * T::kTileK, &map, begin(pair),
+                                        block * T::kKeys, of_keys);
+      };
+      load(maps.k, T::kK, memory + T::kOfK);
+      load(maps.v, T::kV, memory + T::kOfV);
       if constexpr (kTf32<E>)
-        LoadSummed<E, T::kKeys, T::kSize>(memory + T::kOfK + T::kCopy + at.stage * T::kTileK,
-                                          &maps.summed_k, Full(barriers, T::kK + at.stage),
-                                          block * T::kKeys, sample, params.KvHeads());
-      load(maps.v, T::kV, memory + T::kOfV, 1);
+        LoadSummed<E, T::kKeys, T::kSize>(memory + T::kOfCopies + at.stage * T::kTileK,
+                                          &maps.summed_k, begin(T::kSummedK), block * T::kKeys,
+                                          of_keys);
     }
   }
 }
@@ -328,29 +396,31 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
                                                const unsigned char* shared, uint32_t barriers) {
   const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const uint32_t memory = SharedAddress(shared);
-  const uint32_t q = memory + consumer * 64 * 128, dy = q + T::kOfDy;
   const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
   const float scale = params.scale * kLog2E;
   RingPosition<T::kStages> at;
-  RingPosition<1> at_q;
+  RingPosition<T::kStagesQ> at_q;
   RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_q.Advance()) {
     const int row = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
     const int64_t of_row = (int64_t)tile.sample * params.padded + row;
     const float lse[2] = {params.lse[of_row], params.lse[of_row + 8]};
     const float sums[2] = {params.row_sums[of_row], params.row_sums[of_row + 8]};
+    const int of_warpgroup = at_q.stage * 2 * T::kTileQ + consumer * 64 * 128;
+    const uint32_t q = memory + of_warpgroup, dy = q + T::kTileQ;
     Sums<T::kSize> dq;
     SetZero(dq);
     WaitForStage(barriers, T::kQ, at_q);
-    Operand<E, kTf32<E> ? T::kSize : kDepth<E>> of_q, of_dy;
-    if constexpr (kTf32<E>) {
-      ReadOperand<T::kSize, T::kRows>(of_q, shared + consumer * 64 * 128);
-      ReadOperand<T::kSize, T::kRows>(of_dy, shared + consumer * 64 * 128 + T::kOfDy);
-      ReleaseStage(barriers, T::kQ, 0);
+    Operand<E, T::kReads ? T::kSize : kDepth<E>> of_q, of_dy;
+    if constexpr (T::kReads) {
+      ReadOperand<T::kSize, T::kRows>(of_q, shared + of_warpgroup);
+      ReadOperand<T::kSize, T::kRows>(of_dy, shared + of_warpgroup + T::kTileQ);
+      ReleaseStage(barriers, T::kQ, at_q.stage);
     }
     for (int block = 0; block < tile.end; block++, at.Advance()) {
       const uint32_t k = memory + T::kOfK + at.stage * T::kTileK;
       const uint32_t v = memory + T::kOfV + at.stage * T::kTileK;
+      const uint32_t summed_k = kTf32<E> ? memory + T::kOfCopies + at.stage * T::kTileK : k;
       Sums<T::kKeys> weights, gradients;
       Operand<E, T::kKeys> operand;
       WaitForStage(barriers, T::kK, at);
@@ -359,16 +429,20 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
         WaitForStage(barriers, T::kV, at);
         ReleaseStage(barriers, T::kV, at.stage);
         ReleaseStage(barriers, T::kK, at.stage);
+        if constexpr (kTf32<E>) {
+          WaitForStage(barriers, T::kSummedK, at);
+          ReleaseStage(barriers, T::kSummedK, at.stage);
+        }
         continue;
       }
       BeginProducts();
-      if constexpr (kTf32<E>)
+      if constexpr (T::kReads)
         BeginProduct<E>(weights, of_q, k, false);
       else
         BeginProduct<E, T::kSize, T::kRows>(weights, q, k);
       WaitForStage(barriers, T::kV, at);
       BeginProducts();
-      if constexpr (kTf32<E>)
+      if constexpr (T::kReads)
         BeginProduct<E>(gradients, of_dy, v, false);
       else
         BeginProduct<E, T::kSize, T::kRows>(gradients, dy, v);
@@ -382,6 +456,7 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
         Hide<kCausal>(weights, row, column + l % 4 * 2, params.columns, 0.f);
       WaitForProducts<0>();
       ReleaseStage(barriers, T::kV, at.stage);
+      if constexpr (kTf32<E>) ReleaseStage(barriers, T::kK, at.stage);
 #pragma unroll
       for (int j = 0; j < T::kKeys / 8; j++) {
 #pragma unroll
@@ -389,18 +464,20 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
           gradients[j][e] = weights[j][e] * (gradients[j][e] - sums[e / 2]);
       }
       Round<E, false>(gradients, operand);
+      constexpr int kSummed = kTf32<E> ? T::kSummedK : T::kK;
+      if constexpr (kTf32<E>) WaitForStage(barriers, kSummed, at);
       BeginProducts();
-      BeginProduct<E>(dq, operand, k + T::kCopy);
+      BeginProduct<E>(dq, operand, summed_k);
       WaitForProducts<0>();
-      ReleaseStage(barriers, T::kK, at.stage);
+      ReleaseStage(barriers, kSummed, at.stage);
     }
-    if constexpr (!kTf32<E>) ReleaseStage(barriers, T::kQ, 0);
+    if constexpr (!T::kReads) ReleaseStage(barriers, T::kQ, at_q.stage);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
 #pragma unroll
       for (int e = 0; e < 4; e++) dq[j][e] *= params.scale;
     }
-    StoreRows<E>(dq, to_dq, staging, tile.row + consumer * 64, tile.sample, params.heads,
+    StoreRows<E>(dq, to_dq, staging, tile.row + consumer * 64, Head(tile.sample, params.heads),
                  1 + consumer);
   }
   if (thread == 0) WaitForStores();
@@ -446,11 +523,12 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
   float *scaled_lse = (float*)sums.data(), *row_sums = scaled_lse + samples * padded;
   constexpr int kGroup = kSize * (int)sizeof(E) / 16;  // threads of a row
   LaunchClusters(op, RowSumsKernel<E, kGroup>, Blocks(samples * padded * kGroup), 1, kThreads, 0,
-                 true, stream, (const E*)arrays.y, (const E*)arrays.dy, arrays.lse, p.of_y, samples,
-                 p.heads, p.rows, padded, p.size, scaled_lse, row_sums);
-  Params params = {};
-  params.rows = (int)p.rows, params.columns = (int)p.columns, params.heads = (int)p.heads;
-  params.group = (int)(p.heads / p.kv_heads), params.padded = (int)padded;
+                 true, stream, (const E*)arrays.y, (const E*)arrays.dy, arrays.lse, p.of_y,
+                 (int)(samples * padded), Divisor(padded), Divisor(p.heads), (int)p.rows,
+                 (int)p.size, scaled_lse, row_sums);
+  const int64_t group = p.heads / p.kv_heads;
+  Params params = {Shape(p)};
+  params.padded = (int)padded;
   params.scale = p.scale, params.lse = scaled_lse, params.row_sums = row_sums;
   const Heads q = RowsOf(p, p.of_q, arrays.q), dy = RowsOf(p, p.of_y, arrays.dy);
   const Heads k = KeysOf(p, p.of_k, arrays.k), v = KeysOf(p, p.of_v, arrays.v);
@@ -466,7 +544,7 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
                             map(dy, OfRows::kRows),
                             summed.template NextMap<kSize>(k, OfRows::kKeys)};
   constexpr int64_t kNbytes = (kTf32<E> ? 4 : 2) * sizeof(E);  // of q and dy, or of k and v
-  params.grid = GridOf(key_tiles, kv_samples, kNbytes * p.rows * p.size * params.group, 1,
+  params.grid = GridOf(key_tiles, kv_samples, p.causal, kNbytes * p.rows * p.size * group, 1,
                        multiprocessors);
   LaunchClusters(
       op, p.causal ? FlashKeysKernel<E, OfKeys, true> : FlashKeysKernel<E, OfKeys, false>,
@@ -474,7 +552,7 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
       ResultOf<E>(op, p, KeysOf(p, p.of_k, arrays.dk)),
       ResultOf<E>(op, p, KeysOf(p, p.of_v, arrays.dv)), params);
   params.grid =
-      GridOf(row_tiles, samples, kNbytes * p.columns * p.size, params.group, multiprocessors);
+      GridOf(row_tiles, samples, p.causal, kNbytes * p.columns * p.size, group, multiprocessors);
   LaunchClusters(op,
                  p.causal ? FlashRowsKernel<E, OfRows, true> : FlashRowsKernel<E, OfRows, false>,
                  (unsigned)params.grid.blocks, 1, OfRows::kThreads, OfRows::kNbytes, true, stream,
@@ -485,16 +563,10 @@ template <class E>
 void RunOf(const char* op, const FlashProblem& problem, const FlashBackward& arrays,
            DLStream stream) {
   if (problem.size <= 64) return LaunchBackward<E, 64>(op, problem, arrays, stream);
-  if constexpr (!kTf32<E>) LaunchBackward<E, 128>(op, problem, arrays, stream);
+  LaunchBackward<E, 128>(op, problem, arrays, stream);
 }
 
 }  // namespace
-
-const char* FlashBackwardError(const FlashProblem& problem) {
-  if (problem.dtype == DL_FLOAT32 && problem.size > 64)
-    return "it takes heads of tf32 up to 64 for gradients";
-  return FlashError(problem);
-}
 
 void RunFlashBackward(const char* op, const FlashProblem& problem, const FlashBackward& arrays,
                       DLStream stream) {

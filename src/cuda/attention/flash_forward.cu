@@ -22,19 +22,25 @@ struct Tiling {
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = kConsumers * 64, kKeys = kTf32<E> ? 64 : 128;
   static constexpr int kStages = kTf32<E> && Size <= 64 ? 4 : 2;
+  static constexpr int kStagesQ = kTf32<E> && Size > 64 ? 1 : 2;
   static constexpr int kTileQ = kRows * Size * (int)sizeof(E);
   static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
-  static constexpr int kOfK = kTileQ, kOfV = kOfK + kStages * kTileK;  // in shared memory
+  static constexpr int kOfK = kStagesQ * kTileQ, kOfV = kOfK + kStages * kTileK;  // in shared memory
   static constexpr int kStaging = kOfV + kStages * kTileK;
   static constexpr int kNbytes = kAlignment + kStaging + (kTf32<E> ? 0 : kTileQ);
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
-  static constexpr int kQ = 0, kK = 1, kV = kK + kStages, kPairs = kV + kStages;  // of barriers
+  static constexpr int kQ = 0, kK = kStagesQ, kV = kK + kStages;  // pairs of barriers
+  static constexpr int kPairs = kV + kStages;
   static constexpr bool kReadsQ = kTf32<E> && Size <= 64;  // into registers
+#ifndef ATTN_LATE
+#define ATTN_LATE (!kTf32<E> && Size <= 64)
+#endif
+  static constexpr bool kPassesLate = ATTN_LATE;
 };
 
 struct Params : Shape {
-  float scale;  // of the scores, times log2 e
-  float* lse;
+  float scale = 0.f;  // of the scores, times log2 e
+  float* lse = nullptr;
 };
 
 // ---- the producer ----
@@ -44,7 +50,7 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_q, const CUtensor
                                         const CUtensorMap* map_v, const Params& params,
                                         uint32_t memory, uint32_t barriers) {
   RingPosition<T::kStages> at_k, at_v;
-  RingPosition<1> at_q;
+  RingPosition<T::kStagesQ> at_q;
   const auto begin = [&](int pair, RingPosition<T::kStages>& at) {
     pair += at.stage;
     WaitForPhase(Empty(barriers, pair), at.parity ^ 1);
@@ -53,23 +59,23 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_q, const CUtensor
   };
   RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_q.Advance()) {
-    const int of_keys = tile.sample / params.group;
-    WaitForPhase(Empty(barriers, T::kQ), at_q.parity ^ 1);
-    ArriveExpecting(Full(barriers, T::kQ), T::kTileQ);
-    LoadTile<E, T::kRows, T::kSize>(memory, map_q, Full(barriers, T::kQ), tile.row, tile.sample,
-                                    params.heads);
+    const Head of_q(tile.sample, params.heads);
+    const Head of_keys(tile.sample / params.group, params.kv_heads);
+    const int pair = T::kQ + at_q.stage;
+    WaitForPhase(Empty(barriers, pair), at_q.parity ^ 1);
+    ArriveExpecting(Full(barriers, pair), T::kTileQ);
+    LoadTile<E, T::kRows, T::kSize>(memory + at_q.stage * T::kTileQ, map_q, Full(barriers, pair),
+                                    tile.row, of_q);
     // v of a tile of keys comes after k of the next one, in the order in which they are needed.
     for (int block = tile.end - 1; block >= -1; block--) {
       if (block >= 0) {
         LoadTile<E, T::kKeys, T::kSize>(memory + T::kOfK + at_k.stage * T::kTileK, map_k,
-                                        begin(T::kK, at_k), block * T::kKeys, of_keys,
-                                        params.KvHeads());
+                                        begin(T::kK, at_k), block * T::kKeys, of_keys);
         at_k.Advance();
       }
       if (block < tile.end - 1) {
         LoadSummed<E, T::kKeys, T::kSize>(memory + T::kOfV + at_v.stage * T::kTileK, map_v,
-                                          begin(T::kV, at_v), (block + 1) * T::kKeys, of_keys,
-                                          params.KvHeads());
+                                          begin(T::kV, at_v), (block + 1) * T::kKeys, of_keys);
         at_v.Advance();
       }
     }
@@ -84,32 +90,45 @@ struct RowState {
   float largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f};
 };
 
-// Makes exponentials of scores, and what earlier ones have to be multiplied by.
+// Makes exponentials of scores, and what earlier ones have to be multiplied by. Maxima and sums are
+// found in several parts at a time, since a warp has nobody to take turns with.
 template <int kColumns>
 __device__ __forceinline__ void TakeExponentials(float (&scores)[kColumns][4], RowState& rows,
                                                  float scale, float (&shrink)[2]) {
+  constexpr int kParts = 4;
+  float largest[2][kParts], shift[2], sum[2][kParts] = {};
+#pragma unroll
+  for (int j = 0; j < kColumns; j++) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const float of_pair = fmaxf(scores[j][half * 2], scores[j][half * 2 + 1]);
+      float& part = largest[half][j % kParts];
+      part = j < kParts ? of_pair : fmaxf(part, of_pair);
+    }
+  }
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    float largest = rows.largest[half];
-#pragma unroll
-    for (int j = 0; j < kColumns; j++)
-      largest = fmaxf(largest, fmaxf(scores[j][half * 2], scores[j][half * 2 + 1]));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    const float shift = largest == -INFINITY ? 0.f : largest * scale;
-    shrink[half] = ExpTwo(rows.largest[half] * scale - shift);
-    rows.largest[half] = largest;
-    float sum = 0.f;
-#pragma unroll
-    for (int j = 0; j < kColumns; j++) {
-#pragma unroll
-      for (int e = half * 2; e < half * 2 + 2; e++) {
-        scores[j][e] = ExpTwo(scores[j][e] * scale - shift);
-        sum += scores[j][e];
-      }
-    }
-    rows.sum[half] = rows.sum[half] * shrink[half] + sum;
+    float(&part)[kParts] = largest[half];
+    float most = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
+    most = fmaxf(most, rows.largest[half]);
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    shift[half] = most == -INFINITY ? 0.f : most * scale;
+    shrink[half] = ExpTwo(rows.largest[half] * scale - shift[half]);
+    rows.largest[half] = most;
   }
+#pragma unroll
+  for (int j = 0; j < kColumns; j++) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      scores[j][e] = ExpTwo(scores[j][e] * scale - shift[e / 2]);
+      sum[e / 2][j % 2 * 2 + e % 2] += scores[j][e];
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; half++)
+    rows.sum[half] = rows.sum[half] * shrink[half] +
+                     ((sum[half][0] + sum[half][1]) + (sum[half][2] + sum[half][3]));
 }
 
 // Divides rows by their sums, and writes the sums' logarithms.
@@ -121,7 +140,7 @@ __device__ __forceinline__ void Finish(float (&y)[kColumns][4], const RowState& 
     float sum = rows.sum[half];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    const float inverse = sum > 0.f ? 1.f / sum : 0.f;
+    const float inverse = sum == 0.f ? 0.f : Reciprocal(sum);
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
       y[j][half * 2] *= inverse;
@@ -130,7 +149,7 @@ __device__ __forceinline__ void Finish(float (&y)[kColumns][4], const RowState& 
     const int at = row + half * 8;
     if (threadIdx.x % 4 == 0 && at < params.rows)
       params.lse[(int64_t)sample * params.rows + at] =
-          sum > 0.f ? rows.largest[half] * params.scale * kLn2 + logf(sum) : -INFINITY;
+          sum == 0.f ? -INFINITY : (rows.largest[half] * params.scale + LogTwo(sum)) * kLn2;
   }
 }
 
@@ -138,12 +157,12 @@ template <class E, class T, bool kCausal>
 __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& params,
                                         const unsigned char* shared, uint32_t barriers) {
   const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
-  const uint32_t memory = SharedAddress(shared), q = memory + consumer * 64 * 128;
+  const uint32_t memory = SharedAddress(shared);
   const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
   // Consumers take turns: each waits at its own barrier, and then lets the other one in.
   constexpr int kTurn = 1 + T::kConsumers;
   RingPosition<T::kStages> at_k, at_v;
-  RingPosition<1> at_q;
+  RingPosition<T::kStagesQ> at_q;
   const auto k = [&] { return memory + T::kOfK + at_k.stage * T::kTileK; };
   const auto v = [&] { return memory + T::kOfV + at_v.stage * T::kTileK; };
   const auto wait = [&](int pair, const auto& at) { WaitForStage(barriers, pair, at); };
@@ -154,6 +173,7 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
   RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile);) {
     const int row = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
+    const int of_warpgroup = at_q.stage * T::kTileQ + consumer * 64 * 128;  // its part of q
     Sums<T::kSize> y;
     Sums<T::kKeys> scores;
     Operand<E, T::kKeys> weights;
@@ -163,18 +183,18 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
       if constexpr (T::kReadsQ)
         BeginProduct<E>(scores, of_q, k(), false);
       else
-        BeginProduct<E, T::kSize, T::kRows>(scores, q, k());
+        BeginProduct<E, T::kSize, T::kRows>(scores, memory + of_warpgroup, k());
     };
-    // Hides keys of a block from rows.
-    const auto hide = [&](int block) {
-      Hide<kCausal>(scores, row, block * T::kKeys + l % 4 * 2, params.columns, -INFINITY);
+    // Hides keys of a block from rows, of `part` of its eights of columns.
+    const auto hide = [&](auto& part, int block, int first = 0) {
+      Hide<kCausal>(part, row, block * T::kKeys + first + l % 4 * 2, params.columns, -INFINITY);
     };
     RowState rows;
     float shrink[2];
     SetZero(y);
     wait(T::kQ, at_q);
     if constexpr (T::kReadsQ) {
-      ReadOperand<T::kSize, T::kRows>(of_q, shared + consumer * 64 * 128);
+      ReadOperand<T::kSize, T::kRows>(of_q, shared + of_warpgroup);
       release(T::kQ, at_q);
     }
     int block = tile.end - 1;
@@ -191,13 +211,21 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
     begin_scores();
     WaitForProducts<0>();
     release(T::kK, at_k);
-    hide(block);
     constexpr int kHalf = T::kKeys / 16;
-    if (kCausal && T::kKeys == T::kRows && consumer == 0 &&
-        block * T::kKeys == tile.row) {
-      TakeExponentials((float (&)[kHalf][4])scores, rows, params.scale, shrink);
-      SetZero((float (&)[kHalf][4])scores[kHalf]);  // its rows see half of these keys
+    using Half = float[kHalf][4];
+    if (kCausal && T::kKeys == T::kRows && block * T::kKeys == tile.row) {
+      // The first consumer's rows see half of these keys, the other's all keys of that half.
+      if (consumer == 0) {
+        hide((Half&)scores, block);
+        TakeExponentials((Half&)scores, rows, params.scale, shrink);
+        SetZero((Half&)scores[kHalf]);
+      } else {
+        if (tile.row + T::kRows > params.columns) hide((Half&)scores, block);
+        hide((Half&)scores[kHalf], block, T::kKeys / 2);
+        TakeExponentials(scores, rows, params.scale, shrink);
+      }
     } else {
+      hide(scores, block);
       TakeExponentials(scores, rows, params.scale, shrink);
     }
     Round<E, true>(scores, weights);
@@ -209,14 +237,18 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
       wait(T::kV, at_v);
       BeginProducts();
       BeginProduct<E>(y, weights, v());
-      if (block > 0 || consumer == 0) ArriveThreads(kTurn + 1 - consumer, 256);
+      const auto pass = [&] {
+        if (block > 0 || consumer == 0) ArriveThreads(kTurn + 1 - consumer, 256);
+      };
+      if (!T::kPassesLate) pass();
       WaitForProducts<1>();
       release(T::kK, at_k);
       // Tiles of keys as long as those of rows have nothing to hide but in the last one.
       if (kCausal && T::kKeys < T::kRows && (block + 1) * T::kKeys > tile.row + consumer * 64)
-        hide(block);
+        hide(scores, block);
       TakeExponentials(scores, rows, params.scale, shrink);
       WaitForProducts<0>();
+      if (T::kPassesLate) pass();
       release(T::kV, at_v);
 #pragma unroll
       for (int j = 0; j < T::kSize / 8; j++) {
@@ -232,7 +264,7 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
     WaitForProducts<0>();
     release(T::kV, at_v);
     Finish(y, rows, params, row, tile.sample);
-    StoreRows<E>(y, to_y, staging, tile.row + consumer * 64, tile.sample, params.heads,
+    StoreRows<E>(y, to_y, staging, tile.row + consumer * 64, Head(tile.sample, params.heads),
                  1 + consumer);
   }
   if (thread == 0) WaitForStores();
@@ -271,13 +303,10 @@ template <class E, class T>
 void LaunchForward(const char* op, const FlashProblem& problem, const FlashForward& arrays,
                    DLStream stream) {
   const FlashProblem& p = problem;
-  const int64_t samples = p.batch * p.heads;
-  const int64_t group = p.heads / p.kv_heads, row_tiles = CeilDiv(p.rows, T::kRows);
-  Params params = {};
-  params.rows = (int)p.rows, params.columns = (int)p.columns;
-  params.heads = (int)p.heads, params.group = (int)group;
-  params.grid =
-      GridOf(row_tiles, samples, 2 * sizeof(E) * p.columns * p.size, group, Multiprocessors(p.ctx.device_id));
+  Params params = {Shape(p)};
+  params.grid = GridOf(CeilDiv(p.rows, T::kRows), p.batch * p.heads, p.causal,
+                       2 * sizeof(E) * p.columns * p.size, p.heads / p.kv_heads,
+                       Multiprocessors(p.ctx.device_id));
   params.scale = p.scale * kLog2E;
   params.lse = arrays.lse;
   const auto kernel = p.causal ? FlashForwardKernel<E, T, true> : FlashForwardKernel<E, T, false>;

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "cuda/attention/flash.cuh"
+#include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/hopper.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/ring.cuh"
@@ -34,33 +35,44 @@ struct Tile {
 };
 
 // Heads of which each takes so many tiles, on so many blocks. Those of a band share k and v, or q
-// and dy, in L2. Under a causal mask a block takes pairs of tiles, see Turns.
+// and dy, in L2; `width` is of a band, `last` of the last one. Under a causal mask a block takes
+// pairs of tiles, see Turns.
 struct Grid {
-  int tiles, samples, band, blocks;
+  int tiles, samples, blocks;
   int rounds, rest;  // of pairs: each block takes so many, and so many are left
+  Divisor of_band, width, last;
 };
 
-inline Grid GridOf(int64_t tiles, int64_t samples, int64_t nbytes_of_sample, int64_t group,
-                   int multiprocessors) {
+inline Grid GridOf(int64_t tiles, int64_t samples, bool causal, int64_t nbytes_of_sample,
+                   int64_t group, int multiprocessors) {
   constexpr int64_t kOfL2 = 24 << 20;
-  const int64_t band = kOfL2 / std::max<int64_t>(nbytes_of_sample, 1) * group;
+  const int64_t most = kOfL2 / std::max<int64_t>(nbytes_of_sample, 1) * group;
+  const int64_t band = std::clamp(most, std::min(group, samples), samples);
   const int64_t blocks = std::min<int64_t>(tiles * samples, multiprocessors);
-  const int64_t pairs = CeilDiv(tiles, 2) * samples;
+  const int64_t of_head = CeilDiv(tiles, 2), pairs = of_head * samples;
   const int64_t rounds = std::max<int64_t>(pairs / blocks - 1, 0);
-  return {(int)tiles,  (int)samples, (int)std::clamp(band, std::min(group, samples), samples),
-          (int)blocks, (int)rounds,  (int)(pairs - rounds * blocks)};
+  const int64_t last = samples % band ? samples % band : band;
+  return {(int)tiles,
+          (int)samples,
+          (int)blocks,
+          (int)rounds,
+          (int)(pairs - rounds * blocks),
+          Divisor(band * (causal ? of_head : tiles)),
+          Divisor(band),
+          Divisor(last)};
 }
 
 // A tile by its number within its head, and the head.
 struct Position {
   int tile, sample;
 };
-// The position of `index` where each head has so many.
-__device__ __forceinline__ Position PositionOf(const Grid& grid, int tiles, int index) {
-  const int of_band = grid.band * tiles;
-  const int band = index / of_band, in_band = index % of_band;
-  const int width = min(grid.band, grid.samples - band * grid.band);
-  return {in_band / width, band * grid.band + in_band % width};
+// The position of `index`, of a tile or of a pair.
+__device__ __forceinline__ Position PositionOf(const Grid& grid, int index) {
+  const int band = index / grid.of_band, in_band = index - band * (int)grid.of_band.value;
+  const int first = band * (int)grid.width.value;
+  const Divisor width = first + (int)grid.width.value > grid.samples ? grid.last : grid.width;
+  const int tile = in_band / width;
+  return {tile, first + in_band - tile * (int)width.value};
 }
 
 // The tiles of a block, by a fixed order. All are of one length: every so-many-th. Under a causal
@@ -78,7 +90,7 @@ class Turns {
     } else {
       const int index = turn_++ * grid.blocks + (int)blockIdx.x;
       if (index >= grid.tiles * grid.samples) return false;
-      at = PositionOf(grid, grid.tiles, index);
+      at = PositionOf(grid, index);
       return true;
     }
   }
@@ -97,7 +109,7 @@ class Turns {
         shorter = slot >= grid.rest;
         pair = grid.rounds * blocks + (shorter ? 2 * grid.rest - 1 - slot : slot);
       }
-      at = PositionOf(grid, (grid.tiles + 1) / 2, pair);
+      at = PositionOf(grid, pair);
       const int other = grid.tiles - 1 - at.tile;
       if (shorter && other == at.tile) continue;  // the middle one is no pair
       if (shorter) at.tile = other;
@@ -110,11 +122,24 @@ class Turns {
 
 // What all kernels know of a problem.
 struct Shape {
-  int rows, columns, heads, group;  // `group` heads of q share one of k and v
+  int rows, columns;
+  Divisor heads, kv_heads, group;  // `group` heads of q share one of k and v
   Grid grid;
 
-  // Heads of k and v of a sample.
-  __device__ __forceinline__ int KvHeads() const { return heads / group; }
+  Shape() = default;
+  explicit Shape(const FlashProblem& p)
+      : rows((int)p.rows),
+        columns((int)p.columns),
+        heads(p.heads),
+        kv_heads(p.kv_heads),
+        group(p.heads / p.kv_heads) {}
+};
+
+// A head of a sample by its number among all.
+struct Head {
+  int number, sample;
+  __device__ __forceinline__ Head(int of_all, const Divisor& heads)
+      : number(of_all - of_all / heads * (int)heads.value), sample(of_all / heads) {}
 };
 
 // The tiles of rows of a block. The last rows of a head come first, since under a causal mask they
@@ -178,27 +203,26 @@ constexpr int kOfBox = 128 / (int)sizeof(E);
 template <class E>
 constexpr int kDepth = 32 / (int)sizeof(E);
 
-// Begins to copy a tile, all of it within one row of boxes. `sample` is of `heads` a batch.
+// Begins to copy a tile of a head, all of it within one row of boxes.
 template <class E, int kRows, int kSize>
 __device__ __forceinline__ void LoadTile(uint32_t to, const CUtensorMap* map, uint32_t barrier,
-                                         int row, int sample, int heads) {
-#pragma unroll
+                                         int row, const Head& head) {
+#pragma unroll 1  // a producer has few registers
   for (int box = 0; box < kSize / kOfBox<E>; box++)
-    LoadBox(to + box * kRows * 128, map, barrier, box * kOfBox<E>, row, sample % heads,
-            sample / heads);
+    LoadBox(to + box * kRows * 128, map, barrier, box * kOfBox<E>, row, head.number, head.sample);
 }
 
 // The same of a tile whose rows are summed over: with tf32 of the transposed copy.
 template <class E, int kRows, int kSize>
 __device__ __forceinline__ void LoadSummed(uint32_t to, const CUtensorMap* map, uint32_t barrier,
-                                           int row, int sample, int heads) {
+                                           int row, const Head& head) {
   if constexpr (kTf32<E>) {
-#pragma unroll
+#pragma unroll 1
     for (int box = 0; box < kRows / kOfBox<E>; box++)
-      LoadBox(to + box * kSize * 128, map, barrier, row + box * kOfBox<E>, 0, sample % heads,
-              sample / heads);
+      LoadBox(to + box * kSize * 128, map, barrier, row + box * kOfBox<E>, 0, head.number,
+              head.sample);
   } else {
-    LoadTile<E, kRows, kSize>(to, map, barrier, row, sample, heads);
+    LoadTile<E, kRows, kSize>(to, map, barrier, row, head);
   }
 }
 
@@ -319,7 +343,7 @@ using Result = std::conditional_t<kTf32<E>, Rows, CUtensorMap>;
 // `number` is of the warpgroup's barrier.
 template <class E, int kColumns>
 __device__ __forceinline__ void StoreRows(const float (&d)[kColumns][4], const CUtensorMap* map,
-                                          uint32_t staging, int row, int sample, int heads,
+                                          uint32_t staging, int row, const Head& head,
                                           int number) {
   const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const int r = thread / 32 * 16 + l % 16;  // of the row whose address this lane gives
@@ -338,17 +362,17 @@ __device__ __forceinline__ void StoreRows(const float (&d)[kColumns][4], const C
   if (thread == 0) {
 #pragma unroll
     for (int box = 0; box < kColumns / 8; box++)
-      StoreBox(map, staging + box * 64 * 128, box * 64, row, sample % heads, sample / heads);
+      StoreBox(map, staging + box * 64 * 128, box * 64, row, head.number, head.sample);
     CloseStores();
   }
 }
 
 template <class E, int kColumns>
 __device__ __forceinline__ void StoreRows(const float (&d)[kColumns][4], const Rows* to, uint32_t,
-                                          int row, int sample, int heads, int) {
+                                          int row, const Head& head, int) {
   const int thread = threadIdx.x % 128, column = thread % 4 * 2;
   row += thread / 32 * 16 + thread % 32 / 4;
-  float* at = to->data + to->layout.At(sample / heads, sample % heads, row) + column;
+  float* at = to->data + to->layout.At(head.sample, head.number, row) + column;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
 #pragma unroll
@@ -387,15 +411,10 @@ Result<E> ResultOf(const char* op, const FlashProblem& p, const Heads& x) {
     return MapOf<E>(op, p, x, 64);
 }
 
-// A copy (batch, heads, size, pitch) of float32 (batch, heads, positions, size). The even ones of
-// each eight positions come first; those that pad are 0.
-struct Transposition {
-  const float* from;
-  AttentionLayout layout;
-  int64_t batch, heads, positions, size, pitch;
-  float* to;
-};
-void RunTransposition(const char* op, const Transposition& x, DLStream stream);
+// Copies an array of float32 to (batch, heads, size, pitch). The even ones of each eight positions
+// come first; those that pad are 0.
+void RunTransposition(const char* op, const FlashProblem& p, const Heads& x, int64_t pitch,
+                      float* to, DLStream stream);
 
 // Arrays whose positions are summed over: with tf32 their transposed copies, else themselves.
 template <class E>
@@ -411,10 +430,7 @@ class SummedArrays {
       float* to = copies_->floats();
       next_ = to;
       for (const Heads& x : arrays) {
-        RunTransposition(op,
-                         {(const float*)x.data, x.layout, p.batch, x.heads, x.positions, p.size,
-                          Pitch(x), to},
-                         stream);
+        RunTransposition(op, p, x, Pitch(x), to, stream);
         to += Numel(x);
       }
     }

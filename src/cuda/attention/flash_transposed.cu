@@ -10,14 +10,23 @@ namespace {
 
 constexpr int kTile = 64, kTransposing = 256;  // threads
 
+struct Transposition {
+  const float* from;
+  AttentionLayout layout;
+  Divisor tiles, heads;  // of a head, of a sample
+  int all;               // tiles
+  int64_t positions, size, pitch;
+  float* to;
+};
+
 __global__ void __launch_bounds__(kTransposing)
     TransposeKernel(const Transposition x) {
   __shared__ float tile[kTile][kTile + 1];
-  const int64_t tiles = CeilDiv(x.pitch, kTile), samples = x.batch * x.heads;
   GridDependencySynchronize();
-  for (int64_t at = blockIdx.x; at < tiles * samples; at += gridDim.x) {
-    const int64_t sample = at / tiles, first = at % tiles * kTile;
-    const float* from = x.from + x.layout.At(sample / x.heads, sample % x.heads, first);
+  for (int at = (int)blockIdx.x; at < x.all; at += (int)gridDim.x) {
+    const int sample = at / x.tiles, first = (at - sample * (int)x.tiles.value) * kTile;
+    const Head head(sample, x.heads);
+    const float* from = x.from + x.layout.At(head.sample, head.number, first);
     float* to = x.to + sample * x.size * x.pitch + first;
     for (int64_t column = 0; column < x.size; column += kTile) {
 #pragma unroll
@@ -38,8 +47,8 @@ __global__ void __launch_bounds__(kTransposing)
         const int of = part / 4 * 64 + (int)threadIdx.x / 4;
         const int row = quad / 2 * 8 + quad % 2;
         if (first + quad * 4 < x.pitch && column + of < x.size)
-          *(float4*)(to + (column + of) * x.pitch + quad * 4) = make_float4(
-              tile[row][of], tile[row + 2][of], tile[row + 4][of], tile[row + 6][of]);
+          StoreQuadTo(to + (column + of) * x.pitch + quad * 4, tile[row][of], tile[row + 2][of],
+                      tile[row + 4][of], tile[row + 6][of]);
       }
       __syncthreads();
     }
@@ -49,9 +58,12 @@ __global__ void __launch_bounds__(kTransposing)
 
 }  // namespace
 
-void RunTransposition(const char* op, const Transposition& x, DLStream stream) {
-  LaunchClusters(op, TransposeKernel, Blocks(CeilDiv(x.pitch, kTile) * x.batch * x.heads, 1), 1,
-                 kTransposing, 0, true, stream, x);
+void RunTransposition(const char* op, const FlashProblem& p, const Heads& x, int64_t pitch,
+                      float* to, DLStream stream) {
+  const int64_t tiles = CeilDiv(pitch, kTile), all = tiles * p.batch * x.heads;
+  LaunchClusters(op, TransposeKernel, Blocks(all, 1), 1, kTransposing, 0, true, stream,
+                 Transposition{(const float*)x.data, x.layout, Divisor(tiles), Divisor(x.heads),
+                               (int)all, x.positions, p.size, pitch, to});
 }
 
 }  // namespace flash

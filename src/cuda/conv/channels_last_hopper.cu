@@ -25,120 +25,221 @@ using hopper::Tiling;
 constexpr int kRun = 64;  // channels that a block moves
 constexpr int64_t kMostOffsets = 256;
 
-// y (filters, kernel, channels) = x (filters, channels, kernel), or, `back`, x from y; the channels
-// of y are `pitch` elements apart.
-template <class T, bool kBack>
+// y (filters, kernel, channels) = x (filters, channels, kernel).
+template <class T>
 __global__ void __launch_bounds__(kThreads)
-    MoveChannelsKernel(const T* from, T* to, int channels, int pitch, int kernel, Divisor by_kernel,
+    MoveChannelsKernel(const T* x, T* y, int channels, int kernel, Divisor by_kernel,
                        Divisor by_runs) {
   T* tile = DynamicShared<T>();  // (kernel, kRun), in rows that begin at other banks
   constexpr int kRow = kRun + 2;
   const int filter = (int)blockIdx.x / by_runs;
   const int c0 = ((int)blockIdx.x - filter * (int)by_runs.value) * kRun;
-  const int count = min(kRun, channels - c0) * kernel;
-  const int64_t first = (int64_t)filter * channels * kernel + c0 * kernel;
-  const int64_t last = (int64_t)filter * kernel * pitch + c0;
-  for (int k = (int)threadIdx.x; k < (kBack ? kRun * kernel : count); k += kThreads) {
-    if constexpr (kBack) {
-      if (c0 + k % kRun < channels)
-        tile[k / kRun * kRow + k % kRun] = from[last + (int64_t)(k / kRun) * pitch + k % kRun];
-    } else {
-      const int c = k / by_kernel;
-      tile[(k - c * kernel) * kRow + c] = from[first + k];
-    }
+  const int64_t first = (int64_t)filter * channels * kernel;
+  for (int k = (int)threadIdx.x; k < min(kRun, channels - c0) * kernel; k += kThreads) {
+    const int c = k / by_kernel;
+    tile[(k - c * kernel) * kRow + c] = x[first + c0 * kernel + k];
   }
   __syncthreads();
-  for (int k = (int)threadIdx.x; k < (kBack ? count : kRun * kernel); k += kThreads) {
-    if constexpr (kBack) {
-      const int c = k / by_kernel;
-      to[first + k] = tile[(k - c * kernel) * kRow + c];
-    } else if (c0 + k % kRun < channels) {
-      to[last + (int64_t)(k / kRun) * pitch + k % kRun] = tile[k / kRun * kRow + k % kRun];
-    }
+  for (int k = (int)threadIdx.x; k < kRun * kernel; k += kThreads) {
+    const int i = k / kRun, c = k % kRun;
+    if (c0 + c < channels) y[first + i * channels + c0 + c] = tile[i * kRow + c];
   }
 }
 
-template <bool kBack, class T>
-void MoveChannels(const Call& at, const Conv& c, int64_t pitch, const T* from, T* to) {
+template <class T>
+void MoveChannels(const Call& at, const Conv& c, const T* x, T* y) {
   const int64_t kernel = Size(c.kernel), runs = CeilDiv(c.c, kRun);
   const size_t nbytes = (size_t)(kernel * (kRun + 2)) * sizeof(T);
-  Launch(at.op, MoveChannelsKernel<T, kBack>, (unsigned)(c.o * runs), kThreads, nbytes, at.stream,
-         from, to, (int)c.c, (int)pitch, (int)kernel, Divisor(kernel), Divisor(runs));
+  Launch(at.op, MoveChannelsKernel<T>, (unsigned)(c.o * runs), kThreads, nbytes, at.stream, x, y,
+         (int)c.c, (int)kernel, Divisor(kernel), Divisor(runs));
+}
+
+// ---- parts of a filter's gradient ----
+
+// A block adds those of `filters` filters, `channels` channels and all kernel offsets. The parts
+// are (count, ...) with these strides; the filters lie side by side, or the channels.
+struct PartsTask {
+  const float* parts;
+  int64_t part;  // elements of one
+  int count, filter_step, kernel_step, channel_step;
+  int all_filters, all_channels, filters, channels, kernel, groups;
+  Divisor by_channel_runs, by_fast, by_kernel, by_of_filter;
+};
+
+// df (filters, channels, kernel) = the sum of parts. Threads of `groups` groups add shares of them,
+// in order, and these sums are added in order.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    AddPartsKernel(const __grid_constant__ PartsTask task, T* df) {
+  float* sums = DynamicShared<float>();  // (groups, filters, channels, kernel)
+  const int filter_run = (int)blockIdx.x / task.by_channel_runs;
+  const int filter0 = filter_run * task.filters;
+  const int channel0 =
+      ((int)blockIdx.x - filter_run * (int)task.by_channel_runs.value) * task.channels;
+  const int numel = task.filters * task.channels * task.kernel, threads = kThreads / task.groups;
+  const int group = (int)threadIdx.x / threads, thread = (int)threadIdx.x % threads;
+  const int begin = task.count * group / task.groups, end = task.count * (group + 1) / task.groups;
+  const bool filters_fast = task.filter_step == 1;
+  for (int k = thread; k < numel; k += threads) {
+    const int rest = k / task.by_fast, fast = k - rest * (int)task.by_fast.value;
+    const int slow = rest / task.by_kernel, i = rest - slow * task.kernel;
+    const int f = filters_fast ? fast : slow, c = filters_fast ? slow : fast;
+    float sum = 0.f;
+    if (filter0 + f < task.all_filters && channel0 + c < task.all_channels) {
+      const float* from = task.parts + (int64_t)(filter0 + f) * task.filter_step +
+                          (int64_t)i * task.kernel_step +
+                          (int64_t)(channel0 + c) * task.channel_step;
+#pragma unroll 8
+      for (int part = begin; part < end; part++) sum += from[part * task.part];
+    }
+    sums[group * numel + (f * task.channels + c) * task.kernel + i] = sum;
+  }
+  __syncthreads();
+  for (int k = (int)threadIdx.x; k < numel; k += kThreads) {
+    const int f = k / task.by_of_filter, in_filter = k - f * (int)task.by_of_filter.value;
+    float sum = sums[k];
+    for (int g = 1; g < task.groups; g++) sum += sums[g * numel + k];
+    if (filter0 + f < task.all_filters && in_filter < (task.all_channels - channel0) * task.kernel)
+      df[((int64_t)(filter0 + f) * task.all_channels + channel0) * task.kernel + in_filter] =
+          T(sum);
+  }
+}
+
+// The parts are (count, filters, kernel, pitch) or, `swapped`, (count, kernel, pitch, filters).
+template <class T>
+void AddParts(const Call& at, const Conv& c, int64_t count, int64_t pitch, bool swapped,
+              const float* parts, T* df) {
+  constexpr int64_t kMostNumel = 2048;
+  const int64_t kernel = Size(c.kernel);
+  PartsTask task{};
+  task.parts = parts, task.part = c.o * kernel * pitch, task.count = (int)count;
+  task.filter_step = (int)(swapped ? 1 : kernel * pitch);
+  task.kernel_step = (int)(swapped ? pitch * c.o : pitch);
+  task.channel_step = (int)(swapped ? c.o : 1);
+  task.all_filters = (int)c.o, task.all_channels = (int)c.c, task.kernel = (int)kernel;
+  int64_t fast = swapped ? 32 : 64;
+  while (fast > 8 && fast * kernel > kMostNumel) fast /= 2;
+  int64_t slow = 1;
+  while (slow < 4 && swapped && fast * kernel * slow * 2 <= kMostNumel) slow *= 2;
+  task.filters = (int)(swapped ? fast : slow), task.channels = (int)(swapped ? slow : fast);
+  const int64_t numel = fast * slow * kernel, runs = CeilDiv(c.c, task.channels);
+  task.groups = 1;
+  while (task.groups < 8 && task.groups * 2 <= count && task.groups * numel < kThreads)
+    task.groups *= 2;
+  task.by_channel_runs = Divisor(runs), task.by_fast = Divisor(fast);
+  task.by_kernel = Divisor(kernel), task.by_of_filter = Divisor(task.channels * kernel);
+  Launch(at.op, AddPartsKernel<T>, (unsigned)(CeilDiv(c.o, task.filters) * runs), kThreads,
+         (size_t)(task.groups * numel) * sizeof(float), at.stream, task, df);
 }
 
 // ---- images of few channels ----
 
 // The pixels that a filter's row meets lie side by side, so images of few channels are convolved as
-// rows of them: images (n, h, out.w, 64), each pixel all that a row of the filter reads, by a
-// filter of one column. Pixels overlap: they are a map of strides over a copy (n, h, width, pixel),
-// padded with zeros on the left, and each pixel too.
+// rows of them: images (n, lines, out.w, 64), each pixel all that a line of the filter reads, by a
+// filter of one column. Pixels overlap: they are a map of strides over a copy (n, lines, width,
+// pixel). As many rows as the stride skips make a line of the copy, and of the filter, interleaved,
+// so that every line is met at stride 1. Zeros pad images on all sides, and pixels.
 struct Rows {
-  int64_t pixel, line;  // elements
-  Conv conv;
+  int64_t fold, channels, width;   // rows of a line, channels of a row with padding, pixels
+  Conv conv;                       // of the rows
   std::array<int64_t, 3> strides;  // of its images
 
-  // None where the row of a filter is longer, or its elements do not lie side by side.
+  int64_t Pixel() const { return fold * channels; }
+
+  // None where what a line of the filter reads is longer, or does not lie side by side.
   static std::optional<Rows> Of(const Conv& c) {
     constexpr int64_t kOf16Bytes = 8;
-    if (c.groups > 1 || c.dilation.w > 1 || c.o % 8) return std::nullopt;
-    int64_t pixel = c.c;
-    while (pixel * c.stride.w % kOf16Bytes) pixel++;
-    if (pixel * c.kernel.w > kChannelsOfPanel) return std::nullopt;
-    const int64_t width = (c.out.w - 1) * c.stride.w + CeilDiv(kChannelsOfPanel, pixel);
-    const int64_t line = RoundUp(width * pixel, kOf16Bytes);
-    Rows rows{pixel, line, c, {c.stride.w * pixel, line, c.in.h * line}};
-    rows.conv.c = kChannelsOfPanel, rows.conv.in.w = c.out.w;
-    rows.conv.kernel.w = rows.conv.stride.w = 1, rows.conv.pad.w = 0;
-    return rows;
+    if (c.groups > 1 || Size(c.dilation) > 1 || c.o % 8) return std::nullopt;
+    for (const int64_t fold : {c.stride.h, int64_t(1)}) {
+      Rows rows{fold, c.c, 0, c, {}};
+      while (rows.Pixel() * c.stride.w % kOf16Bytes) rows.channels++;
+      const int64_t pixel = rows.Pixel();
+      if (pixel * c.kernel.w > kChannelsOfPanel) continue;
+      rows.width =
+          RoundUp((c.out.w - 1) * c.stride.w + CeilDiv(kChannelsOfPanel, pixel), kOf16Bytes);
+      Conv& of = rows.conv;
+      of.c = kChannelsOfPanel, of.kernel = {CeilDiv(c.kernel.h, fold), 1};
+      of.stride = {c.stride.h / fold, 1}, of.pad = {0, 0};
+      of.in = {(c.out.h - 1) * of.stride.h + of.kernel.h, c.out.w};
+      rows.strides = {c.stride.w * pixel, rows.width * pixel, of.in.h * rows.width * pixel};
+      return rows;
+    }
+    return std::nullopt;
   }
 };
 
-// to (n, h, line) of x (n, h, w, channels), eight elements a thread.
+struct RowsTask {
+  int in_h, in_w, channels, kernel_h, kernel_w;  // of the convolution
+  int fold, row_channels, lines, pad_h, pad_w;
+  Divisor by_line, by_lines, by_pixel, by_channels;  // a line in units of eight elements
+};
+
+// to (n, lines, width, pixel) of x (n, h, w, channels), eight elements a thread.
 template <class T>
-__global__ void CopyRowsKernel(const T* x, T* to, int w, int channels, int lead, Divisor by_line,
-                               Divisor by_pixel, int64_t count) {
-  for (int64_t k = FirstItem(); k < count; k += ItemStep()) {
-    const int line = (int)k / by_line, first = ((int)k - line * (int)by_line.value) * 8;
+__global__ void CopyRowsKernel(const __grid_constant__ RowsTask task, const T* x, T* to,
+                               int count) {
+  for (int k = (int)FirstItem(); k < count; k += (int)ItemStep()) {
+    const int of_all = k / task.by_line, first = (k - of_all * (int)task.by_line.value) * 8;
+    const int n = of_all / task.by_lines, line = of_all - n * task.lines;
     __align__(16) T made[8];
 #pragma unroll
     for (int e = 0; e < 8; e++) {
-      const int place = (first + e) / by_pixel, c = first + e - place * (int)by_pixel.value;
-      const int at = place - lead;
-      const bool exists = c < channels && at >= 0 && at < w;
-      made[e] = exists ? x[((int64_t)line * w + at) * channels + c] : T(0.f);
+      const int place = (first + e) / task.by_pixel;
+      const int in_pixel = first + e - place * (int)task.by_pixel.value;
+      const int r = in_pixel / task.by_channels, c = in_pixel - r * task.row_channels;
+      const int h = line * task.fold + r - task.pad_h, w = place - task.pad_w;
+      const bool exists = c < task.channels && (unsigned)h < (unsigned)task.in_h &&
+                          (unsigned)w < (unsigned)task.in_w;
+      made[e] =
+          exists ? x[(((int64_t)n * task.in_h + h) * task.in_w + w) * task.channels + c] : T(0.f);
     }
     ((float4*)to)[k] = *(const float4*)made;
   }
 }
 
-// rows (filters, kernel.h, 64) of f (filters, channels, kernel), or, `back`, f of rows.
+// rows (filters, lines, 64) of f (filters, channels, kernel), or, kBack, f of rows (filters, 64,
+// lines).
 template <class T, bool kBack>
-__global__ void FilterRowsKernel(const T* from, T* to, int channels, int kernel_h, int kernel_w,
-                                 int pixel, int numel) {
+__global__ void FilterRowsKernel(const __grid_constant__ RowsTask task, const T* from, T* to,
+                                 int lines, int numel) {
   for (int k = (int)FirstItem(); k < numel; k += (int)ItemStep()) {
-    const int e = k % kChannelsOfPanel, i = k / kChannelsOfPanel % kernel_h;
-    const int filter = k / kChannelsOfPanel / kernel_h, j = e / pixel, c = e % pixel;
-    const bool exists = c < channels && j < kernel_w;
-    const int in_filter = ((filter * channels + c) * kernel_h + i) * kernel_w + j;
+    const int filter = k / kChannelsOfPanel / lines, line = k / kChannelsOfPanel % lines;
+    const int e = k % kChannelsOfPanel, j = e / task.by_pixel;
+    const int in_pixel = e - j * (int)task.by_pixel.value;
+    const int r = in_pixel / task.by_channels, c = in_pixel - r * task.row_channels;
+    const int i = line * task.fold + r;
+    const bool exists = c < task.channels && i < task.kernel_h && j < task.kernel_w;
+    const int at = ((filter * task.channels + c) * task.kernel_h + i) * task.kernel_w + j;
     if (!kBack)
-      to[k] = exists ? from[in_filter] : T(0.f);
+      to[k] = exists ? from[at] : T(0.f);
     else if (exists)
-      to[in_filter] = from[k];
+      to[at] = from[(filter * kChannelsOfPanel + e) * lines + line];
   }
+}
+
+RowsTask TaskOf(const Conv& c, const Rows& rows) {
+  RowsTask task{};
+  task.in_h = (int)c.in.h, task.in_w = (int)c.in.w, task.channels = (int)c.c;
+  task.kernel_h = (int)c.kernel.h, task.kernel_w = (int)c.kernel.w;
+  task.fold = (int)rows.fold, task.row_channels = (int)rows.channels;
+  task.lines = (int)rows.conv.in.h, task.pad_h = (int)c.pad.h, task.pad_w = (int)c.pad.w;
+  task.by_line = Divisor(rows.width * rows.Pixel() / 8), task.by_lines = Divisor(rows.conv.in.h);
+  task.by_pixel = Divisor(rows.Pixel()), task.by_channels = Divisor(rows.channels);
+  return task;
 }
 
 template <class T>
 void CopyRows(const Call& at, const Conv& c, const Rows& rows, const T* x, T* to) {
-  const int64_t count = c.n * c.in.h * rows.line / 8;
-  Launch(at.op, CopyRowsKernel<T>, Blocks(count), kThreads, 0, at.stream, x, to, (int)c.in.w,
-         (int)c.c, (int)c.pad.w, Divisor(rows.line / 8), Divisor(rows.pixel), count);
+  const int64_t count = c.n * rows.strides[2] / 8;
+  Launch(at.op, CopyRowsKernel<T>, Blocks(count), kThreads, 0, at.stream, TaskOf(c, rows), x, to,
+         (int)count);
 }
 int64_t NumelOfFilter(const Conv& rows) { return rows.o * rows.kernel.h * kChannelsOfPanel; }
 template <bool kBack, class T>
 void FilterRows(const Call& at, const Conv& c, const Rows& rows, const T* from, T* to) {
   const int64_t numel = NumelOfFilter(rows.conv);
-  Launch(at.op, FilterRowsKernel<T, kBack>, Blocks(numel), kThreads, 0, at.stream, from, to,
-         (int)c.c, (int)c.kernel.h, (int)c.kernel.w, (int)rows.pixel, (int)numel);
+  Launch(at.op, FilterRowsKernel<T, kBack>, Blocks(numel), kThreads, 0, at.stream, TaskOf(c, rows),
+         from, to, (int)rows.conv.kernel.h, (int)numel);
 }
 
 // ---- where positions lie ----
@@ -188,18 +289,40 @@ PixelLayout LayoutOf(const Ahead& h, const Ahead& w, int64_t channels, int64_t k
 
 using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
                            Tiling<2, 64, true, 1, 8, 64>>;
+// Measured on an H200, of ResNet-50's shapes.
 constexpr hopper::TileTime kTimes[] = {{128, 256, 2, false, 0.66, 2.4, 0},
-                                       {128, 128, 1, true, 0.38, 0.6, 0},
-                                       {128, 64, 1, true, 0.22, 0.5, 0}};
+                                       {128, 128, 1, true, 0.39, 0.6, 0},
+                                       {128, 64, 1, true, 0.32, 0.4, 0}};
 static_assert(std::tuple_size_v<Tilings> == std::size(kTimes));
 
-Config BestConfig(const Call& at, const hopper::Extents& extents, bool may_split) {
+// The fastest by `us(tiling)`, a Config.
+template <class Estimate>
+Config Fastest(const Call& at, const Estimate& estimate) {
   Config best{0, 0, 1, 1e30};
   for (int k = 0; k < (int)std::size(kTimes); k++) {
     if (at.tiling >= 0 && at.tiling != k) continue;
-    const Config other =
-        hopper::Estimated(kTimes[k], extents, Multiprocessors(at.ctx.device_id), k, may_split);
+    const Config other = estimate(k);
     if (other.us < best.us) best = other;
+  }
+  return best;
+}
+
+// Of a product whose every tile is summed in so many equal parts, which are added behind it.
+Config InParts(const hopper::TileTime& time, const hopper::Extents& of, int multiprocessors,
+               int index) {
+  constexpr int64_t kLeastPanels = 4, kMostWaves = 2;
+  constexpr double kAddUs = 3, kNbytesUs = 3e6;  // of parts, written and read
+  const int64_t clusters = multiprocessors / time.cluster;
+  const int64_t tiles =
+      CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster) * CeilDiv(of.n, time.tile_n);
+  const int64_t most = std::max<int64_t>(
+      1, std::min(of.panels / kLeastPanels, kMostWaves * std::max(clusters, tiles) / tiles));
+  Config best{index, 0, 1, 1e30};
+  for (int64_t parts = 1; parts <= most; parts++) {
+    const double waves = (double)CeilDiv(tiles * parts, clusters);
+    const double of_tile = (double)CeilDiv(of.panels, parts) * time.panel_us + time.tile_us;
+    const double us = waves * of_tile + kAddUs + (double)(parts * of.m * of.n) * 8 / kNbytesUs;
+    if (us < best.us) best = {index, 0, (int)parts, us};
   }
   return best;
 }
@@ -235,7 +358,10 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
   params.c = out, params.bias = bias;
   params.aligned = Aligned16(bias);
   const hopper::Extents extents{params.m, params.n, params.k_panels, 1};
-  const Config config = BestConfig(at, extents, c.UnitStride());
+  const Config config = Fastest(at, [&](int k) {
+    return hopper::Estimated(kTimes[k], extents, Multiprocessors(at.ctx.device_id), k,
+                             c.UnitStride());
+  });
   const PixelMapShape images{
       {c.in_channels, c.in.w, c.in.h, c.images}, strides, w.positions, h.positions};
   // The results of a phase, as images of their own.
@@ -289,30 +415,50 @@ struct ForwardAxes {
         w(AheadOf(ForwardAxis(c.out.w, c.kernel.w, c.stride.w, c.pad.w, c.dilation.w))) {}
 };
 
-// C (filters, columns) of the gradient of a filter: a column for each kernel offset and channel, of
-// which there are multiples of 64.
-template <class T>
-void MultiplyByPixels(const Call& at, const Conv& c, const T* x,
-                      const std::array<int64_t, 3>& strides, const T* dy, T* to) {
+template <class T, bool kSwapped>
+void MultiplyByPixels(const Call& at, const Conv& c, const Config& config, const T* x,
+                      const std::array<int64_t, 3>& strides, const T* dy, float* parts) {
   const ForwardAxes axes(c);
   const PixelLayout layout = LayoutOf(axes.h, axes.w, c.c, c.kernel.w);
   const int64_t positions = c.n * Size(c.out);
+  const int64_t cols = Size(c.kernel) * PanelsOf(c.c) * kChannelsOfPanel;
   hopper::Params params{};
-  params.m = (int)c.o, params.n = (int)(Size(c.kernel) * PanelsOf(c.c) * kChannelsOfPanel);
-  params.batch = params.passes = 1;
-  params.k_panels = (int)CeilDiv(positions, kChannelsOfPanel);
-  params.c = to, params.aligned = true;
-  const Config config = BestConfig(at, {params.m, params.n, params.k_panels, 1}, true);
+  params.m = (int)(kSwapped ? cols : c.o), params.n = (int)(kSwapped ? c.o : cols);
+  params.batch = config.splits, params.passes = 1;
+  params.k_panels = (int)CeilDiv(CeilDiv(positions, kChannelsOfPanel), config.splits);
+  params.c = parts, params.aligned = true;
   const PixelMapShape images{
       {c.c, c.in.w, c.in.h, c.n}, strides, axes.w.positions, axes.h.positions};
   WithTiling(config, [&](auto tiling) {
     using Tile = decltype(tiling);
-    const hopper::Maps maps{RowsMap<T>(at, dy, c.o, positions, kChannelsOfPanel),
-                            PixelMap(at.op, kDtype<T>, x, images, kChannelsOfPanel),
-                            RowsMap<T>(at, to, params.n, params.m, Tile::kRows), CUtensorMap{}};
-    hopper::LaunchTiles<T, Tile, FilterGradient16<T, Tile>, false>(at.op, at.ctx, config, maps,
-                                                                   params, layout, at.stream);
+    const CUtensorMap pixels = PixelMap(at.op, kDtype<T>, x, images, kChannelsOfPanel);
+    const CUtensorMap rows = RowsMap<T>(at, dy, c.o, positions, kChannelsOfPanel);
+    const hopper::Maps maps{kSwapped ? pixels : rows, kSwapped ? rows : pixels, {}, {}};
+    hopper::LaunchTiles<T, Tile, FilterGradient16<T, Tile, kSwapped>, false>(
+        at.op, at.ctx, {config.index, 0, 1, 0}, maps, params, layout, at.stream);
   });
+}
+
+// The gradient of a filter of images with these strides.
+template <class T>
+void GradientInParts(const Call& at, const Conv& c, const T* x,
+                     const std::array<int64_t, 3>& strides, const T* dy, T* df) {
+  const int64_t pitch = PanelsOf(c.c) * kChannelsOfPanel, cols = Size(c.kernel) * pitch;
+  const int64_t panels = CeilDiv(c.n * Size(c.out), kChannelsOfPanel);
+  const auto best = [&](int64_t m, int64_t n) {
+    return Fastest(at, [&](int k) {
+      return InParts(kTimes[k], {m, n, panels, 1}, Multiprocessors(at.ctx.device_id), k);
+    });
+  };
+  const Config plain = best(c.o, cols), swapped = best(cols, c.o);
+  const bool is_swapped = swapped.us < plain.us;
+  const Config& config = is_swapped ? swapped : plain;
+  const Scratch parts(at.ctx, config.splits * c.o * cols * (int64_t)sizeof(float), at.stream);
+  if (is_swapped)
+    MultiplyByPixels<T, true>(at, c, config, x, strides, dy, parts.floats());
+  else
+    MultiplyByPixels<T, false>(at, c, config, x, strides, dy, parts.floats());
+  AddParts(at, c, config.splits, pitch, is_swapped, parts.floats(), df);
 }
 
 const char* MapError(const Ahead& h, const Ahead& w, int64_t n, HW image, int64_t channels) {
@@ -373,7 +519,7 @@ void ForwardOnHopper(const Call& at, const Conv& c, const T* x, const T* f, cons
   const std::array<int64_t, 3> strides = Strides(c.in, c.c);
   if (kernel == 1) return Correlate(at, correlation, c.kernel, x, strides, f, bias, y);
   const Scratch filter(at.ctx, c.o * c.c * kernel * (int64_t)sizeof(T), at.stream);
-  MoveChannels<false>(at, c, c.c, f, (T*)filter.data());
+  MoveChannels(at, c, f, (T*)filter.data());
   Correlate(at, correlation, c.kernel, x, strides, (const T*)filter.data(), bias, y);
 }
 
@@ -403,21 +549,15 @@ void DataGradientOnHopper(const Call& at, const Conv& c, const T* f, const T* dy
 
 template <class T>
 void FilterGradientOnHopper(const Call& at, const Conv& c, const T* x, const T* dy, T* df) {
-  if (at.kernel != Kernel::kWgmma && IsGemm(c))
+  if (at.kernel == Kernel::kGemm)
     return Multiply<T>(at, c.o, c.c, c.n * Size(c.in), dy, true, x, false, nullptr, df);
-  if (const auto rows = c.c % 8 ? Rows::Of(c) : std::nullopt) {
-    const Scratch images(at.ctx, c.n * rows->strides[2] * (int64_t)sizeof(T), at.stream);
-    const Scratch made(at.ctx, NumelOfFilter(rows->conv) * (int64_t)sizeof(T), at.stream);
-    CopyRows(at, c, *rows, x, (T*)images.data());
-    MultiplyByPixels(at, rows->conv, (const T*)images.data(), rows->strides, dy, (T*)made.data());
-    return FilterRows<true>(at, c, *rows, (const T*)made.data(), df);
-  }
-  const int64_t pitch = PanelsOf(c.c) * kChannelsOfPanel;
-  if (Size(c.kernel) == 1 && pitch == c.c)
-    return MultiplyByPixels(at, c, x, Strides(c.in, c.c), dy, df);
-  const Scratch made(at.ctx, c.o * Size(c.kernel) * pitch * (int64_t)sizeof(T), at.stream);
-  MultiplyByPixels(at, c, x, Strides(c.in, c.c), dy, (T*)made.data());
-  MoveChannels<true>(at, c, pitch, (const T*)made.data(), df);
+  const auto rows = c.c % 8 ? Rows::Of(c) : std::nullopt;
+  if (!rows) return GradientInParts(at, c, x, Strides(c.in, c.c), dy, df);
+  const Scratch images(at.ctx, c.n * rows->strides[2] * (int64_t)sizeof(T), at.stream);
+  const Scratch made(at.ctx, NumelOfFilter(rows->conv) * (int64_t)sizeof(T), at.stream);
+  CopyRows(at, c, *rows, x, (T*)images.data());
+  GradientInParts(at, rows->conv, (const T*)images.data(), rows->strides, dy, (T*)made.data());
+  FilterRows<true>(at, c, *rows, (const T*)made.data(), df);
 }
 
 #define DLSYS_ON_HOPPER(T)                                                                   \

@@ -41,22 +41,25 @@ class Correlation16 {
  public:
   using Layout = PixelLayout;
   static constexpr bool kAlongM = false, kAlongN = false, kHasEpilogue = false;
+  static constexpr bool kFloatResult = false;
+  static constexpr int kProducers = 2;
 
   __device__ __forceinline__ Correlation16(const hopper::Params&, const Layout& layout,
-                                           const hopper::TileOrigin& origin)
-      : layout_(layout), col_(origin.col), at_(layout.At(origin.row)) {}
+                                           const hopper::TileOrigin& origin, int first)
+      : layout_(layout), col_(origin.col + first), at_(layout.At(origin.row)) {}
 
+  template <bool kOfA, bool kOfB>
   __device__ __forceinline__ void Load(const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                       int panel, int first, uint32_t a, uint32_t b,
-                                       uint32_t barrier) const {
+                                       int panel, uint32_t a, uint32_t b, uint32_t barrier) const {
     const int offset = panel / layout_.by_panels;
     const int c = (panel - offset * (int)layout_.by_panels.value) * kChannelsOfPanel;
     const int i = offset / layout_.by_kernel_w, j = offset - i * (int)layout_.by_kernel_w.value;
-    hopper::LoadPixels<false>(a, map_a, barrier, c, at_.w, at_.h, at_.n, j * layout_.kernel_step_w,
-                              i * layout_.kernel_step_h);
+    if (kOfA)
+      hopper::LoadPixels<false>(a, map_a, barrier, c, at_.w, at_.h, at_.n,
+                                j * layout_.kernel_step_w, i * layout_.kernel_step_h);
     const int in_filter =
         layout_.filter_first + i * layout_.filter_step_h + j * layout_.filter_step_w;
-    hopper::LoadBox<(T::kCluster > 1)>(b, map_b, barrier, c, in_filter, col_ + first);
+    if (kOfB) hopper::LoadBox<(T::kCluster > 1)>(b, map_b, barrier, c, in_filter, col_);
   }
 
   static __device__ __forceinline__ void Store(const Layout& layout, const CUtensorMap* map,
@@ -75,44 +78,55 @@ class Correlation16 {
   PixelLayout::Pixel at_;
 };
 
-// Filter gradient: M = filters, N = (kernel offset, channel), K = positions.
-template <class E, class T>
+// Filter gradient, in parts of float32, each the sum over the positions of `panels` of them: M =
+// filters, N = (kernel offset, channel), K = positions; or, kSwapped, M and N the other way round.
+template <class E, class T, bool kSwapped>
 class FilterGradient16 {
  public:
   using Layout = PixelLayout;
   static constexpr bool kAlongM = true, kAlongN = true, kHasEpilogue = false;
+  static constexpr bool kFloatResult = true;
+  static constexpr int kProducers = 2;
 
-  __device__ __forceinline__ FilterGradient16(const hopper::Params&, const Layout& layout,
-                                              const hopper::TileOrigin& origin)
-      : layout_(layout), origin_(origin) {}
-
-  __device__ __forceinline__ void Load(const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                       int panel, int first, uint32_t a, uint32_t b,
-                                       uint32_t barrier) const {
-    const int position = panel * kPositions;
-    hopper::LoadPanel<E, true, false, T::kTileM>(a, map_a, barrier, origin_.row, position, 0);
-    const PixelLayout::Pixel at = layout_.At(position);
+  __device__ __forceinline__ FilterGradient16(const hopper::Params& params, const Layout& layout,
+                                              const hopper::TileOrigin& origin, int first)
+      : layout_(layout),
+        filter_(kSwapped ? origin.col + first : origin.row),
+        first_panel_(origin.z * params.k_panels) {
+    const int col = kSwapped ? origin.row : origin.col + first;
 #pragma unroll
-    for (int col = 0; col < T::kTileN / T::kCluster; col += kChannelsOfPanel) {
-      const int column = (origin_.col + first + col) / kChannelsOfPanel;
-      const int offset = column / layout_.by_panels;
-      const int c = (column - offset * (int)layout_.by_panels.value) * kChannelsOfPanel;
-      const int i = offset / layout_.by_kernel_w, j = offset - i * (int)layout_.by_kernel_w.value;
-      hopper::LoadPixels<(T::kCluster > 1)>(b + col * T::kRowNbytes, map_b, barrier, c, at.w, at.h,
-                                            at.n, j * layout_.kernel_step_w,
-                                            i * layout_.kernel_step_h);
+    for (int k = 0; k < kColumns; k++) {
+      const int column = col / kChannelsOfPanel + k, offset = column / layout.by_panels;
+      const int i = offset / layout.by_kernel_w, j = offset - i * (int)layout.by_kernel_w.value;
+      c_[k] = (column - offset * (int)layout.by_panels.value) * kChannelsOfPanel;
+      by_w_[k] = j * layout.kernel_step_w, by_h_[k] = i * layout.kernel_step_h;
     }
   }
 
-  static __device__ __forceinline__ void Store(const Layout&, const CUtensorMap* map, uint32_t from,
-                                               int row, int col, int z) {
-    hopper::StoreBox(map, from, col, row, z);
+  template <bool kOfA, bool kOfB>
+  __device__ __forceinline__ void Load(const CUtensorMap* map_a, const CUtensorMap* map_b,
+                                       int panel, uint32_t a, uint32_t b, uint32_t barrier) const {
+    const int position = (first_panel_ + panel) * kPositions;
+    if (kSwapped ? kOfB : kOfA)
+      hopper::LoadPanel<E, true, kSwapped && kMulticast, kSwapped ? kRowsB : T::kTileM>(
+          kSwapped ? b : a, kSwapped ? map_b : map_a, barrier, filter_, position, 0);
+    if (!(kSwapped ? kOfA : kOfB)) return;
+    const PixelLayout::Pixel at = layout_.At(position);
+#pragma unroll
+    for (int k = 0; k < kColumns; k++)
+      hopper::LoadPixels<!kSwapped && kMulticast>(
+          (kSwapped ? a : b) + k * kChannelsOfPanel * T::kRowNbytes, kSwapped ? map_a : map_b,
+          barrier, c_[k], at.w, at.h, at.n, by_w_[k], by_h_[k]);
   }
 
  private:
+  static constexpr bool kMulticast = T::kCluster > 1;
+  static constexpr int kRowsB = T::kTileN / T::kCluster;
+  static constexpr int kColumns = (kSwapped ? T::kTileM : kRowsB) / kChannelsOfPanel;
   static constexpr int kPositions = 128 / (int)sizeof(E);  // of a panel
   const Layout& layout_;
-  const hopper::TileOrigin& origin_;
+  int filter_, first_panel_;
+  int c_[kColumns], by_w_[kColumns], by_h_[kColumns];  // of a column of 64
 };
 
 }  // namespace channels_last

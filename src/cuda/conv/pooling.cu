@@ -4,6 +4,9 @@
 //
 // Gradients gather: the thread of an element of dx visits the windows that cover it in row-major
 // order, so there are no atomics and the order of summation is fixed.
+#include <algorithm>
+
+#include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/widened.cuh"
 #include "math/conv_geometry.h"
@@ -14,15 +17,24 @@ namespace {
 
 // ---- kernels ----
 
+// What positions in an image are found by.
+struct Extents {
+  Divisor size, width;
+  Extents(int64_t h, int64_t w)
+      : size(std::max<int64_t>(h * w, 1)), width(std::max<int64_t>(w, 1)) {}
+};
+
 // Pool in 32-bit sizes. `padded` includes the padding at the end, where averages count padding.
 struct Windows {
-  int in_h, in_w, out_h, out_w, window_h, window_w, stride_h, stride_w, pad_h, pad_w;
+  int in_h, in_w, out_h, out_w, window_h, window_w, pad_h, pad_w;
+  Divisor stride_h, stride_w;
   int padded_h, padded_w;
   bool count_padding;
   int dilation_h, dilation_w;
+  Extents in, out;
 
-  __device__ int InSize() const { return in_h * in_w; }
-  __device__ int OutSize() const { return out_h * out_w; }
+  __device__ int InSize() const { return (int)in.size.value; }
+  __device__ int OutSize() const { return (int)out.size.value; }
 };
 
 // The elements [begin, end) along one axis that a window covers.
@@ -30,8 +42,9 @@ struct Range {
   int begin, end;
 };
 
-__device__ __forceinline__ Range Seen(int window, int size, int stride, int pad, int in) {
-  const int first = window * stride - pad;
+__device__ __forceinline__ Range Seen(int window, int size, const Divisor& stride, int pad,
+                                      int in) {
+  const int first = window * (int)stride.value - pad;
   return {max(first, 0), min(first + size, in)};
 }
 
@@ -41,15 +54,16 @@ struct DilatedRange {
   int first, begin, end;
 };
 
-__device__ __forceinline__ DilatedRange SeenDilated(int window, int size, int stride, int pad,
-                                                    int dilation, int in) {
-  const int first = window * stride - pad;
+__device__ __forceinline__ DilatedRange SeenDilated(int window, int size, const Divisor& stride,
+                                                    int pad, int dilation, int in) {
+  const int first = window * (int)stride.value - pad;
   return {first, first < 0 ? (dilation - 1 - first) / dilation : 0,
           min(size, (in - 1 - first) / dilation + 1)};
 }
 
 // The windows [begin, end) along one axis that cover an element.
-__device__ __forceinline__ Range Covering(int at, int size, int stride, int pad, int out) {
+__device__ __forceinline__ Range Covering(int at, int size, const Divisor& stride, int pad,
+                                          int out) {
   const int padded = at + pad;
   return {padded < size ? 0 : (padded - size) / stride + 1, min(padded / stride + 1, out)};
 }
@@ -61,17 +75,21 @@ struct Position {
   int h, w;
 };
 template <class Index>
-__device__ __forceinline__ Position PositionOf(Index k, int size, int width) {
-  const Index nc = k / (Index)size;
-  const int offset = (int)(k - nc * (Index)size);
-  return {(int64_t)nc, offset / width, offset % width};
+__device__ __forceinline__ Position PositionOf(Index k, const Extents& of) {
+  int64_t nc;
+  if constexpr (sizeof(Index) == sizeof(int))
+    nc = (int)k / of.size;
+  else
+    nc = k / (Index)of.size.value;
+  const int offset = (int)(k - (Index)nc * (Index)of.size.value), h = offset / of.width;
+  return {nc, h, offset - h * (int)of.width.value};
 }
 
 template <class Index>
 __global__ void MaxPoolKernel(const Windows p, const float* x, float* y, int32_t* argmax,
                               int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const Position position = PositionOf((Index)k, p.OutSize(), p.out_w);
+    const Position position = PositionOf((Index)k, p.out);
     const float* image = x + position.nc * p.InSize();
     const Range rows = Seen(position.h, p.window_h, p.stride_h, p.pad_h, p.in_h);
     const Range cols = Seen(position.w, p.window_w, p.stride_w, p.pad_w, p.in_w);
@@ -96,7 +114,7 @@ template <class Index>
 __global__ void DilatedMaxPoolKernel(const Windows p, const float* x, float* y, int32_t* argmax,
                                      int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const Position position = PositionOf((Index)k, p.OutSize(), p.out_w);
+    const Position position = PositionOf((Index)k, p.out);
     const float* image = x + position.nc * p.InSize();
     const DilatedRange rows =
         SeenDilated(position.h, p.window_h, p.stride_h, p.pad_h, p.dilation_h, p.in_h);
@@ -125,7 +143,7 @@ template <class Index>
 __global__ void MaxPoolGradientKernel(const Windows p, const float* dy, const int32_t* argmax,
                                       float* dx, int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const Position position = PositionOf((Index)k, p.InSize(), p.in_w);
+    const Position position = PositionOf((Index)k, p.in);
     const int64_t first = position.nc * p.OutSize();
     const int mine = position.h * p.in_w + position.w;
     const Range rows = Covering(position.h, p.window_h, p.stride_h, p.pad_h, p.out_h);
@@ -145,10 +163,10 @@ __global__ void MaxPoolGradientKernel(const Windows p, const float* dy, const in
 // the odd row and column. aligned2: two adjacent elements allow 8-byte stores.
 template <class Index>
 __global__ void MaxPoolTilesGradientKernel(const Windows p, const float* dy, const int32_t* argmax,
-                                           float* dx, bool aligned2, int64_t tiles) {
-  const int tiles_h = (p.in_h + 1) / 2, tiles_w = (p.in_w + 1) / 2;
+                                           float* dx, const Extents in_tiles, bool aligned2,
+                                           int64_t tiles) {
   for (int64_t k = FirstItem(); k < tiles; k += ItemStep()) {
-    const Position position = PositionOf((Index)k, tiles_h * tiles_w, tiles_w);
+    const Position position = PositionOf((Index)k, in_tiles);
     const int64_t window = position.nc * p.OutSize() + position.h * p.out_w + position.w;
     const bool exists = position.h < p.out_h && position.w < p.out_w;
     const int best = exists ? argmax[window] : -1;
@@ -182,7 +200,8 @@ __global__ void MaxPoolReadKernel(const float* x, const int32_t* argmax, float* 
 // The divisor of window (i, j).
 __device__ __forceinline__ float DivisorOf(const Windows& p, int i, int j) {
   if (p.count_padding) {
-    const int first_h = i * p.stride_h - p.pad_h, first_w = j * p.stride_w - p.pad_w;
+    const int first_h = i * (int)p.stride_h.value - p.pad_h;
+    const int first_w = j * (int)p.stride_w.value - p.pad_w;
     return (float)min(p.window_h, p.padded_h - first_h) *
            (float)min(p.window_w, p.padded_w - first_w);
   }
@@ -194,7 +213,7 @@ __device__ __forceinline__ float DivisorOf(const Windows& p, int i, int j) {
 template <class Index>
 __global__ void AvgPoolKernel(const Windows p, const float* x, float* y, int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const Position position = PositionOf((Index)k, p.OutSize(), p.out_w);
+    const Position position = PositionOf((Index)k, p.out);
     const float* image = x + position.nc * p.InSize();
     const Range rows = Seen(position.h, p.window_h, p.stride_h, p.pad_h, p.in_h);
     const Range cols = Seen(position.w, p.window_w, p.stride_w, p.pad_w, p.in_w);
@@ -211,7 +230,7 @@ __global__ void AvgPoolKernel(const Windows p, const float* x, float* y, int64_t
 template <class Index>
 __global__ void AvgPoolGradientKernel(const Windows p, const float* dy, float* dx, int64_t numel) {
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const Position position = PositionOf((Index)k, p.InSize(), p.in_w);
+    const Position position = PositionOf((Index)k, p.in);
     const float* dy_image = dy + position.nc * p.OutSize();
     const Range rows = Covering(position.h, p.window_h, p.stride_h, p.pad_h, p.out_h);
     const Range cols = Covering(position.w, p.window_w, p.stride_w, p.pad_w, p.out_w);
@@ -233,15 +252,17 @@ Windows WindowsOf(const Pool& p, HW after = {0, 0}, bool count_padding = false) 
           (int)p.out.w,
           (int)p.window.h,
           (int)p.window.w,
-          (int)p.stride.h,
-          (int)p.stride.w,
           (int)p.pad.h,
           (int)p.pad.w,
+          Divisor(p.stride.h),
+          Divisor(p.stride.w),
           (int)(p.in.h + after.h),
           (int)(p.in.w + after.w),
           count_padding,
           (int)p.dilation.h,
-          (int)p.dilation.w};
+          (int)p.dilation.w,
+          Extents(p.in.h, p.in.w),
+          Extents(p.out.h, p.out.w)};
 }
 
 int32_t* Indices(const char* op, const DLArray* a) {
@@ -280,7 +301,7 @@ void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx,
         op,
         Fits32(tiles) ? MaxPoolTilesGradientKernel<unsigned> : MaxPoolTilesGradientKernel<int64_t>,
         Blocks(tiles), kThreads, 0, stream, WindowsOf(p), In(op, dy), Indices(op, argmax),
-        Out(op, dx), aligned2, tiles);
+        Out(op, dx), Extents(CeilDiv(p.in.h, 2), CeilDiv(p.in.w, 2)), aligned2, tiles);
   }
   p.window = p.Extent();
   Launch(op, Fits32(numel) ? MaxPoolGradientKernel<unsigned> : MaxPoolGradientKernel<int64_t>,

@@ -114,8 +114,9 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 // ---- the producer ----
 
 // A `Source` says how the panels of both operands are copied and where boxes of C go; its Layout is
-// what it needs beside the tensor maps. It begins at a tile. This one reads matrices, or batches of
-// them; that of convolutions is in conv/channels_last_hopper.cuh.
+// what it needs beside the tensor maps. It begins at a tile. Without kHasEpilogue there is a bias
+// at most. With two producers, one copies A and one B. This one reads matrices, or batches of them;
+// those of convolutions are in conv/channels_last_sources.cuh.
 
 // Copies a panel's rows [0, kRows) to shared memory: one box along K, else boxes of 128 bytes along
 // M or N.
@@ -137,22 +138,27 @@ class Matrices {
  public:
   struct Layout {};
   static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
+  static constexpr bool kFloatResult = sizeof(E) == 4;
+  static constexpr int kProducers = 1;
 
-  __device__ __forceinline__ Matrices(const Params& params, const Layout&, const TileOrigin& origin)
-      : params_(params), origin_(origin) {}
+  // `first` of a tile's rows of B are copied by another block.
+  __device__ __forceinline__ Matrices(const Params& params, const Layout&, const TileOrigin& origin,
+                                      int first)
+      : params_(params), origin_(origin), col_(origin.col + first) {}
 
-  // A panel to `a`, and this block's rows of B, from `first` on, to `b`.
+  // Copies a panel to `a` and `b`, or to one of them.
+  template <bool kOfA, bool kOfB>
   __device__ __forceinline__ void Load(const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                       int panel, int first, uint32_t a, uint32_t b,
-                                       uint32_t barrier) const {
+                                       int panel, uint32_t a, uint32_t b, uint32_t barrier) const {
     constexpr int kTileK = 128 / (int)sizeof(E);
     // The passes of 3xtf32: lower A by upper B, upper A by lower B, upper A by upper B.
     const int pass = panel / params_.k_panels, k = (panel - pass * params_.k_panels) * kTileK;
     const int z_a = params_.passes > 1 ? pass == 0 : origin_.z;
     const int z_b = params_.passes > 1 ? pass == 1 : origin_.z;
-    LoadPanel<E, kAlongM, false, T::kTileM>(a, map_a, barrier, origin_.row, k, z_a);
-    LoadPanel<E, kAlongN, (T::kCluster > 1), T::kTileN / T::kCluster>(b, map_b, barrier,
-                                                                      origin_.col + first, k, z_b);
+    if (kOfA) LoadPanel<E, kAlongM, false, T::kTileM>(a, map_a, barrier, origin_.row, k, z_a);
+    if (kOfB)
+      LoadPanel<E, kAlongN, (T::kCluster > 1), T::kTileN / T::kCluster>(b, map_b, barrier, col_, k,
+                                                                        z_b);
   }
 
   static __device__ __forceinline__ void Store(const Layout&, const CUtensorMap* map, uint32_t from,
@@ -163,9 +169,10 @@ class Matrices {
  private:
   const Params& params_;
   const TileOrigin& origin_;
+  const int col_;
 };
 
-template <class T, class Source>
+template <class T, class Source, bool kOfA, bool kOfB>
 __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                         const Params& params, const typename Source::Layout& layout,
                                         uint32_t memory, uint32_t full, uint32_t empty) {
@@ -175,12 +182,13 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
   Segments<T> segments(params);
   for (Segment segment; segments.Next(segment);) {
     const TileOrigin origin = OriginOf<T>(params, segment.tile, rank);
-    const Source source(params, layout, origin);
+    const Source source(params, layout, origin, first);
     for (int panel = segment.begin; panel < segment.end; panel++, at.Advance()) {
       const uint32_t a = memory + at.stage * T::kStageNbytes, barrier = full + at.stage * 8;
       WaitForPhase(empty + at.stage * 8, at.parity ^ 1);
-      ArriveExpecting(barrier, T::kStageNbytes);
-      source.Load(map_a, map_b, panel, first, a, a + T::kPanelA + first * T::kRowNbytes, barrier);
+      if (kOfA) ArriveExpecting(barrier, T::kStageNbytes);
+      source.template Load<kOfA, kOfB>(map_a, map_b, panel, a,
+                                       a + T::kPanelA + first * T::kRowNbytes, barrier);
     }
   }
 }
@@ -718,7 +726,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
       WritePartial<T>(d, params, segment, rank, part, consumer);
     } else if (!Source::kHasEpilogue || params.in_registers) {
       const auto store = [&](const CUtensorMap* map) {
-        if constexpr (sizeof(E) == 2)
+        if constexpr (!Source::kFloatResult)
           StoreBoxes<E, T, Source>(d, map, layout, SharedAddress(staging), origin.row, origin.col,
                                    origin.z, consumer);
         else
@@ -768,8 +776,16 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
   GridDependencySynchronize();
   if (threadIdx.x / 128 == T::kConsumers) {
     ReduceRegisters<40>();
-    if (threadIdx.x == T::kConsumers * 128)
-      Produce<T, Source>(&map_a, &map_b, params, layout, SharedAddress(shared), full, empty);
+    const auto produce = [&](auto of_a, auto of_b) {
+      Produce<T, Source, decltype(of_a)::value, decltype(of_b)::value>(
+          &map_a, &map_b, params, layout, SharedAddress(shared), full, empty);
+    };
+    if constexpr (Source::kProducers == 1) {
+      if (threadIdx.x == T::kConsumers * 128) produce(std::true_type(), std::true_type());
+    } else {
+      if (threadIdx.x == T::kConsumers * 128) produce(std::true_type(), std::false_type());
+      if (threadIdx.x == T::kConsumers * 128 + 32) produce(std::false_type(), std::true_type());
+    }
   } else {
     RaiseRegisters<232>();
     Consume<E, T, Source, kExact>(&map_c, &map_before, params, layout, shared, full, empty);

@@ -35,10 +35,11 @@ struct ChannelTiling {
   int length;   // elements of a channel in each image of a tile
   Divisor by_length;
   int64_t vecs;  // vectors of a tile
-  int64_t tiles, parts;
-  int64_t step;              // vectors from one of a thread to its next, which is
-  int step_n, step_run;      // so many images and vectors of a run,
-  int64_t step_at, wrap_at;  // so many elements, and so many more past the end of a run
+  int tiles, parts;
+  Divisor by_run, by_tiles;
+  int rounds, rest;          // `rounds` vectors of each thread, and one more of the first `rest`
+  int step_n, step_run;      // from one vector of a thread to its next: images, vectors of a run,
+  int64_t step_at, wrap_at;  // elements, and how many more past the end of a run
   bool reversed;             // from the last n to the first
 
   // Of a reduction, or else a map. `wide` is the number of elements in 16 bytes where all arrays
@@ -58,19 +59,23 @@ struct ChannelTiling {
     }
     run = (int)std::max<int64_t>(1, width * shape.inner / vector);
     loaders = width > 1 ? threads / run * run : threads;
+    by_run = Divisor(run);
     vecs = empty ? 0 : shape.outer * run;
-    tiles = CeilDiv(shape.count, width);
+    tiles = (int)CeilDiv(shape.count, width);
+    by_tiles = Divisor(std::max(tiles, 1));
     const int64_t worth = CeilDiv(vecs, 4 * loaders);  // four vectors a thread or more
-    parts = std::max<int64_t>(1, std::min(worth, Parts(std::max<int64_t>(tiles, 1), resident)));
-    step = parts * loaders;
-    step_n = (int)(step / run);
-    step_run = (int)(step % run);
+    parts = (int)std::max<int64_t>(1, std::min(worth, Parts(std::max(tiles, 1), resident)));
+    const int step = parts * loaders;  // vectors from one of a thread to its next
+    rounds = (int)(vecs / step);
+    rest = (int)(vecs % step);
+    step_n = step / run;
+    step_run = step % run;
     const int64_t image = (reversed ? -1 : 1) * shape.count * shape.inner;
     step_at = step_n * image + step_run * vector;
     wrap_at = image - run * vector;
   }
 
-  unsigned Blocks() const { return (unsigned)(tiles * parts); }
+  unsigned Blocks() const { return (unsigned)tiles * (unsigned)parts; }
 
  private:
   // Channels of a tile: 64 contiguous elements or more; a multiple of what begins at a vector, or
@@ -99,14 +104,13 @@ struct TileIterator {
   int count;      // of vectors
   int64_t n, at;  // of the next one: its image, and its offset in the array
 
-  __device__ TileIterator(const Channels& shape, const ChannelTiling& tiling, int64_t part,
-                          int64_t tile)
-      : count(0), n(0), tiling_(tiling), shape_(shape), begin_(tile * tiling.width) {
-    const int64_t vec = part * tiling.loaders + threadIdx.x;
+  __device__ TileIterator(const Channels& shape, const ChannelTiling& tiling, int part, int tile)
+      : count(0), n(0), tiling_(tiling), shape_(shape), begin_((int64_t)tile * tiling.width) {
+    const int vec = part * tiling.loaders + threadIdx.x;
     if (threadIdx.x < tiling.loaders && vec < tiling.vecs) {
-      count = (int)((tiling.vecs - 1 - vec) / tiling.step + 1);
-      n = vec / tiling.run;
-      k_ = (int)(vec - n * tiling.run);
+      count = tiling.rounds + (vec < tiling.rest ? 1 : 0);
+      n = vec / tiling.by_run;
+      k_ = vec - (int)n * tiling.run;
     }
     if (begin_ * shape.inner + (k_ + 1) * kVector > shape.count * shape.inner)
       count = k_ = 0;  // the last tile may have fewer channels
@@ -131,12 +135,27 @@ struct TileIterator {
     return threadIdx.x < tiling_.width && c < shape_.count ? c : -1;
   }
 
-  // Calls add(load(n, at), at) for every vector, with kBatch loads in flight.
-  template <int kBatch, class Load, class Add>
-  __device__ __forceinline__ void ForEach(const Load& load, const Add& add) {
+  // Calls add(load(n, at), at) for every vector, with kBatch loads in flight, and prepare() once,
+  // while the first are.
+  template <int kBatch, class Load, class Prepare, class Add>
+  __device__ __forceinline__ void ForEach(const Load& load, const Prepare& prepare,
+                                          const Add& add) {
+    decltype(load(n, at)) loaded[kBatch];
+    int64_t where[kBatch];
+    const auto fetch = [&](int j) {
+      where[j] = at;
+      loaded[j] = load(n, at);
+      Advance();
+    };
+    const auto use = [&](int j) { add(loaded[j], where[j]); };
     int left = count;
-    for (; left >= kBatch; left -= kBatch) Batch<kBatch, true>(kBatch, load, add);
-    if (left > 0) Batch<kBatch, false>(left, load, add);
+    Batch<kBatch>(left, fetch);
+    prepare();
+    while (left > 0) {
+      Batch<kBatch>(left, use);
+      left -= kBatch;
+      Batch<kBatch>(left, fetch);
+    }
   }
 
  private:
@@ -145,20 +164,17 @@ struct TileIterator {
   const int64_t begin_;  // the first channel of the tile
   int k_ = 0;
 
-  template <int kBatch, bool kFull, class Load, class Add>
-  __device__ __forceinline__ void Batch(int left, const Load& load, const Add& add) {
-    decltype(load(n, at)) loaded[kBatch];
-    int64_t where[kBatch];
+  // f(0), f(1), ..., of kBatch or what is left.
+  template <int kBatch, class F>
+  __device__ __forceinline__ void Batch(int left, const F& f) {
+    if (left >= kBatch) {
 #pragma unroll
-    for (int j = 0; j < kBatch; j++)
-      if (kFull || j < left) {
-        where[j] = at;
-        loaded[j] = load(n, at);
-        Advance();
-      }
+      for (int j = 0; j < kBatch; j++) f(j);
+    } else {
 #pragma unroll
-    for (int j = 0; j < kBatch; j++)
-      if (kFull || j < left) add(loaded[j], where[j]);
+      for (int j = 0; j < kBatch - 1; j++)
+        if (j < left) f(j);
+    }
   }
 
   __device__ __forceinline__ void Advance() {
@@ -233,11 +249,11 @@ struct TileSums {
 // The sums over the parts of a tile. Other blocks wrote them, so this bypasses the L1 cache.
 template <class Sum>
 __device__ __forceinline__ void ReduceParts(const Channels& shape, const ChannelTiling& tiling,
-                                            int64_t tile, const Partials<Sum>& partials,
+                                            int tile, const Partials<Sum>& partials,
                                             TileSums<Sum>& sums) {
   constexpr int kBatch = 8;  // loads of each in flight
   const int each = kSumsThreads / tiling.width, begin = threadIdx.x / tiling.width;
-  const int64_t c = tile * tiling.width + threadIdx.x - begin * tiling.width;
+  const int64_t c = (int64_t)tile * tiling.width + threadIdx.x - begin * tiling.width;
   Sum first = 0, second = 0;
   if (begin < each && c < shape.count) {
     for (int64_t part = begin; part < tiling.parts; part += kBatch * each) {
@@ -258,10 +274,9 @@ __device__ __forceinline__ void ReduceParts(const Channels& shape, const Channel
 }
 
 template <class Op>
-__device__ __forceinline__ void Finish(const Channels& shape, const ChannelTiling& tiling,
-                                       int64_t tile, const Op& op,
-                                       const TileSums<typename Op::Sum>& sums) {
-  const int64_t c = tile * tiling.width + threadIdx.x;
+__device__ __forceinline__ void Finish(const Channels& shape, const ChannelTiling& tiling, int tile,
+                                       const Op& op, const TileSums<typename Op::Sum>& sums) {
+  const int64_t c = (int64_t)tile * tiling.width + threadIdx.x;
   if (threadIdx.x < tiling.width && c < shape.count)
     op.Finish(shape, c, sums.first[threadIdx.x], sums.second[threadIdx.x]);
 }
@@ -275,18 +290,18 @@ __global__ void __launch_bounds__(kSumsThreads, kSumsBlocks)
                       Partials<typename Op::Sum> partials, unsigned* arrived) {
   __shared__ TileSums<typename Op::Sum> sums;
   __shared__ bool last;
-  const int64_t part = blockIdx.x / tiling.tiles;
-  const int64_t tile = blockIdx.x - part * tiling.tiles;
-  GridDependencySynchronize();
+  const int part = (int)blockIdx.x / tiling.by_tiles;
+  const int tile = (int)blockIdx.x - part * tiling.tiles;
   TileIterator<kVector> it(shape, tiling, part, tile);
+  GridDependencySynchronize();
   typename Op::Sum first[kVector], second[kVector];
   op.Add(shape, it, first, second);
   TriggerProgrammaticLaunch();
   ReduceVecs(tiling, first, sums.first);
   ReduceVecs(tiling, second, sums.second);
   if (tiling.parts > 1) {
-    const int64_t c = tile * tiling.width + threadIdx.x;
-    if (threadIdx.x < tiling.width && c < shape.count) {
+    const int64_t c = it.OwnChannel();
+    if (c >= 0) {
       partials.first[part * shape.count + c] = sums.first[threadIdx.x];
       partials.second[part * shape.count + c] = sums.second[threadIdx.x];
     }
@@ -308,8 +323,8 @@ __global__ void __launch_bounds__(kSumsThreads)
                  Partials<typename Op::Sum> partials) {
   __shared__ TileSums<typename Op::Sum> sums;
   GridDependencySynchronize();
-  ReduceParts(shape, tiling, blockIdx.x, partials, sums);
-  Finish(shape, tiling, blockIdx.x, op, sums);
+  ReduceParts(shape, tiling, (int)blockIdx.x, partials, sums);
+  Finish(shape, tiling, (int)blockIdx.x, op, sums);
 }
 
 // The sums of op over elements T, all arrays of which lie at multiples of 16 bytes if `aligned`.
@@ -339,9 +354,9 @@ template <int kVector, class Op>
 __global__ void __launch_bounds__(kMapThreads, kMapBlocks)
     MapKernel(const __grid_constant__ Channels shape, const __grid_constant__ ChannelTiling tiling,
               const __grid_constant__ Op op) {
-  const int64_t part = blockIdx.x / tiling.tiles;
+  const int part = (int)blockIdx.x / tiling.by_tiles;
+  TileIterator<kVector> it(shape, tiling, part, (int)blockIdx.x - part * tiling.tiles);
   GridDependencySynchronize();
-  TileIterator<kVector> it(shape, tiling, part, blockIdx.x - part * tiling.tiles);
   op.Map(it);
 }
 

@@ -251,9 +251,10 @@ __device__ __forceinline__ void WaitForProducts() {
   DLSYS_REGS4(d, i), DLSYS_REGS4(d, i + 1), DLSYS_REGS4(d, i + 2), DLSYS_REGS4(d, i + 3)
 #define DLSYS_REGS64(d, i) \
   DLSYS_REGS16(d, i), DLSYS_REGS16(d, i + 4), DLSYS_REGS16(d, i + 8), DLSYS_REGS16(d, i + 12)
-#define DLSYS_NAMES32                                                                              \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
-  "%26,%27,%28,%29,%30,%31"
+#define DLSYS_NAMES16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define DLSYS_NAMES32 \
+  DLSYS_NAMES16       \
+  ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define DLSYS_NAMES64                                                                             \
   DLSYS_NAMES32                                                                                   \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54," \
@@ -290,16 +291,18 @@ __device__ __forceinline__ void WaitForProducts() {
 template <class T, bool kAlongM, bool kAlongN, int kBlocks>
 __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, uint64_t b,
                                             bool accumulate) {
-  static_assert(kBlocks == 8 || kBlocks == 16 || kBlocks == 32, "64, 128 or 256 columns");
+  static_assert(kBlocks == 4 || kBlocks == 8 || kBlocks == 16 || kBlocks == 32, "32 to 256 columns");
   static_assert(!std::is_same_v<T, float> || !(kAlongM || kAlongN), "tf32 lies along K");
   if constexpr (kBlocks == 32) {
     DLSYS_WGMMA_TYPES(256, (DLSYS_REGS64(d, 0), DLSYS_REGS64(d, 16)), DLSYS_NAMES128, "%128",
                       "%129", "%130", "%131", "%132");
   } else if constexpr (kBlocks == 16) {
     DLSYS_WGMMA_TYPES(128, (DLSYS_REGS64(d, 0)), DLSYS_NAMES64, "%64", "%65", "%66", "%67", "%68");
-  } else {
+  } else if constexpr (kBlocks == 8) {
     DLSYS_WGMMA_TYPES(64, (DLSYS_REGS16(d, 0), DLSYS_REGS16(d, 4)), DLSYS_NAMES32, "%32", "%33",
                       "%34", "%35", "%36");
+  } else {
+    DLSYS_WGMMA_TYPES(32, (DLSYS_REGS16(d, 0)), DLSYS_NAMES16, "%16", "%17", "%18", "%19", "%20");
   }
 }
 
@@ -345,6 +348,7 @@ __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], const uint32
 #undef DLSYS_REGS4
 #undef DLSYS_REGS16
 #undef DLSYS_REGS64
+#undef DLSYS_NAMES16
 #undef DLSYS_NAMES32
 #undef DLSYS_NAMES64
 #undef DLSYS_NAMES128

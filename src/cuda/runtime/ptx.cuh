@@ -27,6 +27,13 @@ __device__ __forceinline__ void StoreQuad(float* shared, float x, float y, float
                : "memory");
 }
 
+// The same to global memory, where parts of what lanes write side by side would be parts of sectors.
+__device__ __forceinline__ void StoreQuadTo(float* p, float x, float y, float z, float w) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
+               "f"(x), "f"(y), "f"(z), "f"(w)
+               : "memory");
+}
+
 // Byte k of a word as a float: as the last bits of 2^23 and more, less 2^23, which is no conversion
 // of the few that a multiprocessor makes at a time.
 __device__ __forceinline__ float ByteToFloat(unsigned word, int k) {
@@ -39,6 +46,12 @@ __device__ __forceinline__ float ByteToFloat(unsigned word, int k) {
 __device__ __forceinline__ float ExpTwo(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// log2 x, to about 2^-22; that of numbers below the smallest normal one is -inf.
+__device__ __forceinline__ float LogTwo(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 // 1 / x, to about 1 ulp; results below the smallest normal number are 0.

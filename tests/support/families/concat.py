@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dlsys.ops import concat, pad
-from support.formulas_layout import joined, padded, part_of, unpadded, untiled
+from support.formulas.layout import joined, padded, part_of, unpadded, untiled
 from support.rows import WIDE, Case, Sample, Shape, case, product, refuse
 
 JOINS = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dlsys.ops import indexing, movement
-from support.formulas_layout import gathered_back, grown, one_hot, scattered, taken, undone
+from support.formulas.layout import gathered_back, grown, one_hot, scattered, taken, undone
 from support.rows import WIDE, Case, Domain, Sample, case, classes, refuse, signed
 
 ALL = slice(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dlsys.ops import resize
-from support.formulas_layout import resized, shrunk, to_depth, to_space
+from support.formulas.layout import resized, shrunk, to_depth, to_space
 from support.rows import Case, Sample, case, product, refuse
 
 BLOCKS = tuple({"block": block, "mode": mode} for block in (1, 2, 3) for mode in ("DCR", "CRD"))

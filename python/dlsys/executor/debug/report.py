@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...describe import drawn_by
 from ...dtypes import FLOAT32, is_narrow
@@ -34,6 +34,7 @@ class PlanReport(NamedTuple):
     `unrolled` runs where many are queued. `algorithms` are those that the autotuner
     selected, such as "conv2d by cudnn fft". `narrow` is None where nothing is of 16 bits.
     `exchanged` has the bytes that each call gives other ranks, buckets of gradients among them.
+    `recomputed` says what runs twice to stay within the executor's memory.
     """
 
     feeds: tuple[tuple[str, tuple[int, ...]], ...]
@@ -45,6 +46,7 @@ class PlanReport(NamedTuple):
     algorithms: tuple[str, ...] = ()
     narrow: NarrowSteps | None = None
     exchanged: tuple[int, ...] = ()
+    recomputed: Any = None
 
     @property
     def launches(self) -> int:
@@ -88,6 +90,8 @@ class Report(NamedTuple):
             if plan.exchanged:
                 sizes = ", ".join(f"{nbytes:,}" for nbytes in plan.exchanged)
                 lines.append(f"    exchanged with other ranks a run, in bytes: {sizes}")
+            if plan.recomputed is not None:
+                lines.append(f"    {plan.recomputed}")
             if plan.algorithms:
                 lines.append(f"    autotuned: {_counted(plan.algorithms)}")
         if self.since is not None:
@@ -128,7 +132,9 @@ def plan_report(runner: Runner) -> PlanReport:
         for step in plan.steps
         if step.node.op.communicates
     )
-    return PlanReport(feeds, *counts, segments, runner.unrolled, algorithms, narrow, exchanged)
+    return PlanReport(
+        feeds, *counts, segments, runner.unrolled, algorithms, narrow, exchanged, plan.recomputed
+    )
 
 
 def _narrow_steps(plan: Plan) -> NarrowSteps | None:
@@ -172,7 +178,8 @@ def plan_text(plan: Plan) -> str:
     )
     steps = [_row(k, step) for k, step in enumerate(plan.steps)]
     rows = columns([_HEADINGS, *steps], right=(0, 3, 4))
-    return "\n".join([head, *("  ".join(row).rstrip() for row in rows)])
+    heads = [head] if plan.recomputed is None else [head, str(plan.recomputed)]
+    return "\n".join([*heads, *("  ".join(row).rstrip() for row in rows)])
 
 
 _HEADINGS = ("step", "operator", "writes", "bytes", "offset", "lifetime")

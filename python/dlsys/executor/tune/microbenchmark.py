@@ -74,8 +74,9 @@ class Microbenchmark:
         return [_sample(output) for output in self._outputs]
 
     def value(self, k: int, at: np.ndarray) -> np.ndarray:
-        """The elements of float32 input `k` at indices in row-major order."""
-        return np.roll(self._drawn, 7919 * k)[at % DRAWN]
+        """The elements of floating-point input `k` at indices in row-major order."""
+        values, dtype = np.roll(self._drawn, 7919 * k)[at % DRAWN], self._node.inputs[k].spec.dtype
+        return rounded(values, dtype) if is_narrow(dtype) else values
 
     def elements(self, at: Sequence[int]) -> np.ndarray:
         """The first output's elements at indices in row-major order, of the last run."""

@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 
 from ... import autodiff as ad
+from ... import functional as F
 from ...errors import DataError, GraphError
 from ...graph.lines import where
 from ...ops.leaf import home_of
+from ...ops.random.token import draw_token, draw_token_op, token_probabilities
 from ...runtime.device import Context
 from .gpt import GPT
+
+_MOST = 32  # tokens of a group
 
 Tokens = Sequence[int] | np.ndarray
 
@@ -24,8 +28,8 @@ class Sampling:
     largest; only the `top_k` largest count, and of those the fewest whose probabilities reach
     `top_p` together (Holtzman et al., 2020). GraphError for values out of range.
 
-    >>> nn.Sampling(temperature=0).draw(np.array([0.1, 2.0, 1.0]), np.random.default_rng(0))
-    1
+    >>> nn.Sampling(temperature=0).probabilities(np.array([0.1, 2.0, 1.0]))
+    array([0., 1., 0.])
     """
 
     temperature: float = 1.0
@@ -44,27 +48,12 @@ class Sampling:
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """The probabilities (vocabulary,) float64 of logits (vocabulary,)."""
-        logits = logits.astype(np.float64)
-        order = np.argsort(-logits, kind="stable")
-        if self.temperature == 0:
-            order = order[:1]
-        order = order[: self.top_k]
-        chances = np.exp((logits[order] - logits[order[0]]) / (self.temperature or 1))
-        chances /= chances.sum()
-        if self.top_p is not None:
-            # A token counts while those before it do not reach top_p, so that one always does.
-            counted = np.concatenate([[0.0], np.cumsum(chances)[:-1]]) < self.top_p
-            order, chances = order[counted], chances[counted] / chances[counted].sum()
-        made = np.zeros(len(logits))
-        made[order] = chances
-        return made
+        return token_probabilities(logits, *self.settings)
 
-    def draw(self, logits: np.ndarray, rng: np.random.Generator) -> int:
-        """A token, from logits (vocabulary,)."""
-        chances = self.probabilities(logits)
-        # The last token that has a probability, where rounding leaves the sum below the number.
-        found = np.searchsorted(np.cumsum(chances), rng.random(), side="right")
-        return int(min(found, np.flatnonzero(chances)[-1]))
+    @property
+    def settings(self) -> tuple[float, int, float]:
+        """The numbers as kernels take them; a top_k of 0 means all tokens."""
+        return self.temperature, self.top_k or 0, 1.0 if self.top_p is None else self.top_p
 
 
 class Decoder:
@@ -72,9 +61,11 @@ class Decoder:
     costs one program of fixed shapes, which a GPU replays as one captured graph.
 
     model: the GPT. ctx: by default where its Parameters are. Prompts are read in pieces whose
-    lengths are powers of two, so that any length takes few programs. The context's end drops the
-    older half of the tokens, and what is left is read anew. The Decoder shares the model's
-    Parameters: behind a `reset` it writes with those of then.
+    lengths are powers of two, so that any length takes few programs. The program that writes draws
+    its token on the device and goes on from it, so that tokens are queued in groups and the host
+    waits once a group. The context's end drops the older half of the tokens, and what is left is
+    read anew. The Decoder shares the model's Parameters: behind a `reset` it writes with those of
+    then.
 
     >>> model = nn.GPT(vocabulary=5, context=8, layers=1, heads=1, features=4, seed=0)
     >>> decoder = nn.Decoder(model)
@@ -92,6 +83,11 @@ class Decoder:
             (_zeros("keys", shape), _zeros("values", shape)) for _ in range(config.layers)
         ]
         self._programs: dict[int, tuple[ad.Executor, ad.Node, ad.Node]] = {}
+        self._writer: ad.Executor | None = None
+        # What the writing program goes on from: seed, number of the draw, position, and the last
+        # tokens, of which the last is to be read.
+        self._state = ad.Parameter(np.zeros(3 + _MOST, np.int64), "state", trainable=False)
+        self._settings = ad.Parameter(np.zeros(3, np.float32), "settings", trainable=False)
 
     def __repr__(self) -> str:
         context = self.model.config.context
@@ -130,13 +126,49 @@ class Decoder:
         prompt: tokens, at least one. sampling: by default with temperature 1 from all tokens. seed:
         of the draws: equal seeds give equal tokens.
         """
-        rng, sampling = np.random.default_rng(seed), sampling or Sampling()
-        logits = self.read(prompt)
-        for k in range(count):
-            token = sampling.draw(logits, rng)
-            yield token
-            if k + 1 < count:
-                logits = self.read([token])
+        sampling = sampling or Sampling()
+        number = int(np.random.default_rng(seed).integers(2**63))
+        logits, drawn, group = self.read(prompt), 0, 1
+        while drawn < count:
+            if drawn:  # the last token is still to be read
+                room = self.model.config.context - len(self.tokens)
+                if room:
+                    most = min(group, room, count - drawn)
+                    for token in self._written(last, sampling, number, drawn, most):
+                        self.tokens.append(last)
+                        last, drawn = token, drawn + 1
+                        yield token
+                    group = min(2 * group, _MOST)
+                    continue
+                logits = self.read([last])
+            last, drawn = draw_token(logits, sampling.settings, number, drawn), drawn + 1
+            yield last
+
+    def _written(
+        self, last: int, sampling: Sampling, seed: int, drawn: int, count: int
+    ) -> list[int]:
+        """The `count` tokens behind `last`, which is not read yet; `drawn` were drawn before."""
+        if self._writer is None:
+            self._writer = self._writing()
+        state = np.zeros(self._state.shape, np.int64)
+        state[:3], state[-1] = (seed, drawn, len(self.tokens)), last
+        self._state.set(state)
+        settings = np.array(sampling.settings, np.float32)
+        if not np.array_equal(self._settings.asnumpy(), settings):
+            self._settings.set(settings)
+        self._writer.run_many(count)
+        return self._state.asnumpy()[-count:].tolist()
+
+    def _writing(self) -> ad.Executor:
+        """The program that reads the last token of the state and draws the next one into it."""
+        state = self._state
+        seed, step, start = (F.reshape(state[k : k + 1], ()) for k in range(3))
+        with self.model.in_mode(training=False):
+            logits, stored = self.model.cached(F.reshape(state[-1:], (1, 1)), start, self._memory)
+        token = draw_token_op(logits, self._settings, seed, step)
+        counted = state[:3] + np.array([0, 1, 1])
+        update = ad.assign_op(state, F.concatenate([counted, state[4:], token]))
+        return ad.Executor([ad.group_op(*stored, update, name="write")], ctx=self.ctx)
 
     def _step(self, tokens: list[int]) -> np.ndarray:
         if len(tokens) not in self._programs:
@@ -154,12 +186,7 @@ class Decoder:
         tokens = ad.Variable("tokens", (1, length), np.int64)
         start = ad.Variable("start", (), np.int64)
         with self.model.in_mode(training=False):
-            logits, memory = self.model.cached(tokens, start, self._memory)
-        stored = [
-            ad.assign_op(old, new)
-            for before, after in zip(self._memory, memory)
-            for old, new in zip(before, after)
-        ]
+            logits, stored = self.model.cached(tokens, start, self._memory)
         update = ad.group_op(*stored, name="remember")
         return ad.Executor([logits, update], ctx=self.ctx), tokens, start
 

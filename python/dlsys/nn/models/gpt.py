@@ -18,6 +18,7 @@ from ...errors import DataError, GraphError
 from ...functional.record import optional, recorded
 from ...graph.lines import where
 from ...init import Rng, generator, normal
+from ...ops.attention.cached import append_to_cache_op, cached_attention_op
 from ...ops.elementwise import as_node, cast_like_op
 from ..layers import Embedding, Linear
 from ..module import Module
@@ -104,29 +105,23 @@ def _is_size(value: Any) -> bool:
 
 
 class Memory(NamedTuple):
-    """Where cached attention stands: the keys and values so far of a layer, (N, heads, context, d)
-    each, and the position of the first new token, an int64 scalar node.
+    """Where cached attention stands: the keys and values so far of a layer, Parameters (N, heads,
+    context, d), and the position of the first new token, an int64 scalar node.
     """
 
-    keys: Node
-    values: Node
+    keys: Parameter
+    values: Parameter
     start: Node
 
 
-def attend(
-    q: Node, k: Node, v: Node, visible: Node | None = None, dropout: Dropout | None = None
-) -> Node:
-    """softmax(q kᵀ / sqrt(d)) v of q (N, heads, L, d), k and v (N, heads, S, d).
-
-    visible (L, S): True where a query sees a key; without it attention is causal.
-    """
+def attend(q: Node, k: Node, v: Node, dropout: Dropout | None = None) -> Node:
+    """Causal softmax(q kᵀ / sqrt(d)) v of q, k and v (N, heads, L, d)."""
     drops = dropout is not None and dropout.training
     return F.scaled_dot_product_attention(
         q,
         k,
         v,
-        visible,
-        causal=visible is None,
+        causal=True,
         dropout=dropout.probability if dropout is not None and drops else 0.0,
         generator=dropout.source if dropout is not None and drops else None,
     )
@@ -175,16 +170,6 @@ def _rows(table: Any, length: int, start: Node | None) -> Any:
     return table[:length] if start is None else F.take(table, start + np.arange(length))
 
 
-def _put(memory: Node, new: Node, start: Node) -> Node:
-    """memory (N, heads, context, d) with new (N, heads, L, d) at the positions from start on."""
-    length = new.shape[2]
-    offset = np.arange(memory.shape[2]) - start
-    if length > 1:
-        new = F.take(new, F.clip(offset, 0, length - 1), axis=2)
-    hit = F.logical_and(F.greater_equal(offset, 0), F.less(offset, length))
-    return F.where(F.expand_dims(hit, 1), new, memory)
-
-
 class CausalSelfAttention(Module):
     """Each position attends to itself and those before: x (N, L, features) to the same shape.
 
@@ -199,8 +184,8 @@ class CausalSelfAttention(Module):
         self.config = config
 
     def forward(self, x: Node, memory: Memory | None = None) -> Any:
-        """x (N, L, features) in the same shape; with `memory` a tuple of it and of the new keys and
-        values.
+        """x (N, L, features) in the same shape; with `memory` a tuple of it and of what stores the
+        new keys and values there.
         """
         qkv = self.c_attn(x)
         if memory is None and self.config.positions != "rotary":
@@ -212,10 +197,10 @@ class CausalSelfAttention(Module):
             q, k = (rotate(part, self.config.context, start) for part in (q, k))
         if memory is None:
             return self.c_proj(_merged(attend(q, k, v, dropout=self.dropout)))
-        k, v = _put(memory.keys, k, memory.start), _put(memory.values, v, memory.start)
-        rows = np.arange(q.shape[2])[:, None] + memory.start
-        visible = F.less_equal(np.arange(self.config.context)[None, :], rows)
-        return self.c_proj(_merged(attend(q, k, v, visible))), k, v
+        stored = append_to_cache_op(memory.keys, memory.values, k, v, memory.start)
+        scale = 1 / math.sqrt(self.config.head_size)
+        y = cached_attention_op(q, stored[0], stored[1], memory.start, scale=scale)
+        return self.c_proj(y), stored
 
     def _attended(self, qkv: Node) -> Node:
         """Causal attention of the parts of qkv (N, L, 3 · features), without transposes."""
@@ -260,7 +245,7 @@ class GPTBlock(Module):
         self.dropouts = self.dropouts if config.dropout else []
 
     def forward(self, x: Node, memory: Memory | None = None) -> Any:
-        """x in the same shape; with `memory` a tuple of it and of the new keys and values."""
+        """x in the same shape; with `memory` a tuple of it and of what stores keys and values."""
         made = self.attn(self.ln_1(x), memory)
         y, *stored = made if memory is not None else (made,)
         x = x + self._dropped(y, 0)
@@ -321,18 +306,20 @@ class GPT(Module):
         return self._logits(x)
 
     def cached(
-        self, tokens: Node, start: Node, memory: Sequence[tuple[Node, Node]]
-    ) -> tuple[Node, list[tuple[Node, Node]]]:
+        self, tokens: Node, start: Node, memory: Sequence[tuple[Parameter, Parameter]]
+    ) -> tuple[Node, list[Node]]:
         """The logits (N, vocabulary) behind the last of tokens (N, L) at the positions from `start`
-        on, and the memory with their keys and values: what generation computes for new tokens.
+        on, and the updates that store their keys and values in the memory: what generation computes
+        for new tokens.
 
-        start: an int64 scalar. memory: for each layer the keys and values of the positions before,
-        (N, heads, context, head_size); what stands at later positions has no influence.
+        start: an int64 scalar; start + L is at most the context. memory: for each layer the keys
+        and values of the positions before, Parameters (N, heads, context, head_size); what stands
+        at later positions has no influence.
         """
         x, made = self._embedded(tokens, start), []
         for block, (keys, values) in zip(self.h, memory):
-            x, *stored = block(x, Memory(keys, values, start))
-            made.append((stored[0], stored[1]))
+            x, stored = block(x, Memory(keys, values, start))
+            made.append(stored)
         return self._logits(x[:, -1]), made
 
     def load_gpt2(self, values: Mapping[str, Any]) -> None:

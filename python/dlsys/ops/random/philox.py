@@ -61,6 +61,11 @@ def unit(words: np.ndarray) -> np.ndarray:
     return (words >> np.uint64(8)) * 2.0**-24
 
 
+def wide_unit(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """53 bits of two words as float64 in [0, 1)."""
+    return (high << np.uint64(21) | low >> np.uint64(11)) * 2.0**-53
+
+
 def normal_quantile(p: np.ndarray) -> np.ndarray:
     """The inverse of the standard normal distribution in float64: algorithm AS 241, PPND16, of
     Wichura (1988).

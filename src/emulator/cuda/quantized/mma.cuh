@@ -2,7 +2,6 @@
 #pragma once
 #include <cuda_runtime.h>
 
-
 namespace dlsys {
 namespace cuda {
 
@@ -16,7 +15,7 @@ inline void MultiplyAddBytes(const uint32_t (&a)[4], const uint32_t (&b)[2], int
   Factors mine;
   memcpy(mine.a, a, sizeof a);
   memcpy(mine.b, b, sizeof b);
-  const emulator::Slots slots = emulator::SlotsOfWarp();
+  const emulator::Slots slots = emulator::NextSlots();
   memcpy(slots[lane], &mine, sizeof mine);
   emulator::MeetWarp();
   for (int k = 0; k < 4; k++) {
@@ -27,7 +26,6 @@ inline void MultiplyAddBytes(const uint32_t (&a)[4], const uint32_t (&b)[2], int
       sums[k] += left->a[row / 8 + d / 16 * 2][d % 4] * right->b[d / 16][d % 4];
     }
   }
-  emulator::MeetWarp();
 }
 
 }  // namespace cuda

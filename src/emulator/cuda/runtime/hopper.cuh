@@ -130,8 +130,9 @@ inline void LoadBoxAt(uint32_t to, const CUtensorMap* map, uint32_t barrier, con
   emulator::Background([=, map = *map] {
     const int first = multicast ? 0 : rank, last = multicast ? 1 : rank;
     for (int peer = first; peer <= last; peer++) {
+      char* const zero = (char*)emulator::SharedAt(to, peer) - to;
       ForBox(map, to, at, by, [&](const char* from, uint32_t address) {
-        char* element = (char*)emulator::SharedAt(address, peer);
+        char* element = zero + address;
         if (from)
           memcpy(element, from, map.size);
         else
@@ -222,11 +223,12 @@ void ReadOperand(uint64_t descriptor, int row, float (&to)[32 / sizeof(T)]) {
   constexpr int kOfBox = 128 / sizeof(T);
   const auto field = [&](int bit) { return (uint32_t)(descriptor >> bit & 0x3FFF) << 4; };
   const uint32_t start = field(0), leading = field(16), stride = field(32);
+  const char* const zero = (const char*)emulator::SharedAt(start) - start;  // of its addresses
   for (int k = 0; k < 32 / (int)sizeof(T); k++) {
     const uint32_t at =
         kAcross ? row / kOfBox * leading + k / 8 * stride + k % 8 * 128 + row % kOfBox * sizeof(T)
                 : row / 8 * stride + row % 8 * 128 + k * sizeof(T);
-    const T* element = (const T*)emulator::SharedAt(Swizzled(start + at));
+    const T* element = (const T*)(zero + Swizzled(start + at));
     to[k] = sizeof(T) == 4 ? CutToTf32((float)*element) : (float)*element;
   }
 }
@@ -266,16 +268,18 @@ void MultiplyAdd(float (&d)[kBlocks][4], const uint32_t (&a)[4], uint64_t b, boo
     float x[2][kDepth];
   } rows;
   const int lane = emulator::Lane();
-  for (int k = 0; k < kDepth; k++) {
+  for (int word = 0; word < 8; word++) {
     for (int half = 0; half < 2; half++) {
-      const int word = k / kOfWord;
       const uint32_t bits = emulator::FromLane(a[word / 4 * 2 + half], lane / 4 * 4 + word % 4);
+      float* const to = &rows.x[half][word * kOfWord];
       if constexpr (kOfWord == 1) {
-        rows.x[half][k] = CutToTf32(__uint_as_float(bits));
+        *to = CutToTf32(__uint_as_float(bits));
       } else {
-        T x;
-        x.bits = (uint16_t)(bits >> k % 2 * 16);
-        rows.x[half][k] = (float)x;
+        for (int k = 0; k < kOfWord; k++) {
+          T x;
+          x.bits = (uint16_t)(bits >> 16 * k);
+          to[k] = (float)x;
+        }
       }
     }
   }

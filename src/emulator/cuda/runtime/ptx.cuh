@@ -16,10 +16,15 @@ inline void StoreQuad(float* shared, float x, float y, float z, float w) {
   *(float4*)shared = make_float4(x, y, z, w);
 }
 
+inline void StoreQuadTo(float* p, float x, float y, float z, float w) {
+  *(float4*)p = make_float4(x, y, z, w);
+}
+
 inline float ByteToFloat(unsigned word, int k) { return (float)(word >> 8 * k & 255); }
 
 inline float WithoutSubnormals(float x) { return fabsf(x) < 1.17549435e-38f ? 0.f : x; }
 inline float ExpTwo(float x) { return WithoutSubnormals(exp2f(x)); }
+inline float LogTwo(float x) { return log2f(WithoutSubnormals(x)); }
 inline float Reciprocal(float x) { return WithoutSubnormals(1.f / x); }
 
 inline void CopyAsync16(float* shared, const float* p, bool valid) {
@@ -65,7 +70,7 @@ inline void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&su
   Factors mine;
   for (int k = 0; k < 4; k++) mine.a[k] = CutToTf32(a[k]);
   for (int k = 0; k < 2; k++) mine.b[k] = CutToTf32(b[k]);
-  const emulator::Slots slots = emulator::SlotsOfWarp();
+  const emulator::Slots slots = emulator::NextSlots();
   memcpy(slots[lane], &mine, sizeof mine);
   emulator::MeetWarp();
   for (int k = 0; k < 4; k++) {
@@ -76,7 +81,6 @@ inline void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&su
       sums[k] += left->a[row / 8 + d / 4 * 2] * right->b[d / 4];
     }
   }
-  emulator::MeetWarp();
 }
 
 template <class T>
@@ -96,7 +100,7 @@ void MultiplyAdd16Bit(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&su
   Factors mine;
   memcpy(mine.a, a, sizeof a);
   memcpy(mine.b, b, sizeof b);
-  const emulator::Slots slots = emulator::SlotsOfWarp();
+  const emulator::Slots slots = emulator::NextSlots();
   memcpy(slots[lane], &mine, sizeof mine);
   emulator::MeetWarp();
   for (int k = 0; k < 4; k++) {
@@ -107,13 +111,12 @@ void MultiplyAdd16Bit(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&su
       sums[k] += HalfOf<T>(left->a[row / 8 + d / 8 * 2], d % 2) * HalfOf<T>(right->b[d / 8], d % 2);
     }
   }
-  emulator::MeetWarp();
 }
 
 template <bool kTransposed>
 void LoadMatrices(const void* row, uint32_t (&words)[4]) {
   const int lane = emulator::Lane();
-  const emulator::Slots slots = emulator::SlotsOfWarp();
+  const emulator::Slots slots = emulator::NextSlots();
   memcpy(slots[lane], &row, sizeof row);
   emulator::MeetWarp();
   for (int k = 0; k < 4; k++) {
@@ -126,7 +129,7 @@ void LoadMatrices(const void* row, uint32_t (&words)[4]) {
     }
     words[k] = word;
   }
-  emulator::MeetWarp();
+  emulator::MeetWarp();  // what the lanes do to the rows comes behind this
 }
 
 inline unsigned CountUp(unsigned* count) { return atomicAdd(count, 1u); }

@@ -64,10 +64,17 @@ def matmul_scale(a: np.ndarray, b: np.ndarray, trans_A=False, trans_B=False) -> 
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
-    """-log Σ_j exp(x_j - x_i), class by class: no digit cancels. Infinity spoils its row."""
-    differences = x[..., None, :] - x[..., :, None]
-    differences = np.where(np.isneginf(x)[..., None, :], -np.inf, differences)
-    y = -np.logaddexp.reduce(differences, axis=-1, initial=-np.inf)
+    """(x_i - max) - log(1 + Σ exp(x_j - max) over all j but the largest): both terms have the same
+    sign, so that no digit cancels. Infinity spoils its row.
+    """
+    if not x.size:
+        return np.zeros(x.shape)
+    with np.errstate(all="ignore"):
+        largest = x.max(axis=-1, keepdims=True)
+        others = np.exp(x - largest)
+        np.put_along_axis(others, x.argmax(axis=-1, keepdims=True), 0, axis=-1)
+        y = (x - largest) - np.log1p(others.sum(axis=-1, keepdims=True))
+    y = np.where(np.isneginf(largest), np.inf, y)
     spoilt = (np.isposinf(x) | np.isnan(x)).any(axis=-1, keepdims=True)
     return np.where(spoilt, np.nan, y)
 
