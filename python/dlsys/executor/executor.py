@@ -32,8 +32,8 @@ from .debug.observe import may_stop, run_watched
 from .debug.text import pass_printer
 from .debug.views import Views
 from .plan.memory import Plan, make_plan
-from .plan.recompute import byte_count, fit
 from .plan.schedule import schedule
+from .recompute import byte_count, fit
 from .run import parameters as state
 from .run.feeds import Feeds, Signature
 from .run.runner import Runner, second_run

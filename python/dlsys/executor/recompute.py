@@ -22,10 +22,10 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from typing import NamedTuple
 
-from ...errors import GraphError, OutOfMemoryError
-from ...graph.node import Node
-from .memory import Plan, is_step
-from .schedule import storage_of
+from ..errors import GraphError, OutOfMemoryError
+from ..graph.node import Node
+from .plan.memory import Plan, is_step
+from .plan.schedule import storage_of
 
 MakePlan = Callable[[list[Node], list[Node]], Plan]
 
