@@ -55,16 +55,15 @@ class Executor(Views):
     tensor cores, or bf16: products and activations in bfloat16 beside Parameters of float32
     (docs/precision.md). fusions: the passes of `dlsys.fusion` to run, instead of those that
     DLSYS_FUSION leaves. backend: that of executors which never run at the same time; they share the
-    memory of its arena. memory: the most bytes of the arena, in which activations, gradients and
-    scratch lie, Parameters and slots do not: a number, or a text such as "12 GiB"; activations that
-    do not fit are computed again in backward, with the same bits (docs/design.md). group: ranks
-    that train together, of `dist.init()`: each feeds its share of a batch, and updates use the mean
-    of all ranks' gradients (docs/dist.md). Plans are made once for each set of feed shapes and
-    dtypes; a run after that allocates nothing. An executor belongs to one thread at a time.
+    memory of its arena. memory: the most bytes of the arena, where activations lie and Parameters
+    do not, or a text such as "12 GiB"; what does not fit is computed again (docs/design.md). group:
+    ranks that train together, of `dist.init()`: each feeds its share of a batch, and updates use
+    the mean of all ranks' gradients (docs/dist.md). Plans are made once for each set of feed shapes
+    and dtypes; a run after that allocates nothing. An executor belongs to one thread at a time.
 
-    Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter, or no
-    number of bytes; OutOfMemoryError where no plan is within `memory`, with the least that is;
-    DeviceError when `ctx` cannot be used, with what to install.
+    Raises GraphError for a fetch that is no node, a cycle, two updates of one Parameter, or a wrong
+    `memory`; DeviceError when `ctx` cannot be used, with what to install. `run` raises
+    OutOfMemoryError where `memory` is too little, with the least that is enough.
 
     >>> x = ad.Variable("x", (2,))
     >>> ad.Executor([(x * x).sum()]).run({x: np.array([1.0, 3.0], np.float32)})
@@ -274,10 +273,7 @@ class Executor(Views):
     def _make_plan(self, feeds: Mapping[Node, Spec]) -> Plan:
         with paused_collector():
             order, values = schedule(self._rewrite(self._infer(feeds)))
-            if self.memory is None:
-                plan = self._planned(order, values)
-            else:
-                plan = fit(order, values, self.memory, self._planned)
+            plan = fit(order, values, self.memory, self._planned)
         del plan.fetches[len(self.eval_node_list) :]  # those that only count draws
         if settings.debug >= 1:
             print(plan)
@@ -285,8 +281,8 @@ class Executor(Views):
 
     def _planned(self, order: list[Node], values: list[Node]) -> Plan:
         """The plan of a scheduled graph."""
-        reuse, lifetimes = not settings.separate_arena, self._backend.lifetimes(order)
-        return make_plan(order, values, self._backend.workspace, reuse, lifetimes)
+        own, reuse = self._backend, not settings.separate_arena
+        return make_plan(order, values, own.workspace, reuse, own.lifetimes(order))
 
     def _rewrite(self, specs: Mapping[Node, Any]) -> list[Node]:
         """The fetches over the graph as the target runs it."""
