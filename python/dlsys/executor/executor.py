@@ -62,8 +62,7 @@ class Executor(Views):
     and dtypes; a run after that allocates nothing. An executor belongs to one thread at a time.
 
     Raises GraphError for a fetch that is no node, a cycle, two updates of one Parameter, or a wrong
-    `memory`; DeviceError when `ctx` cannot be used, with what to install. `run` raises
-    OutOfMemoryError where `memory` is too little, with the least that is enough.
+    `memory`; DeviceError when `ctx` cannot be used, with what to install.
 
     >>> x = ad.Variable("x", (2,))
     >>> ad.Executor([(x * x).sum()]).run({x: np.array([1.0, 3.0], np.float32)})
@@ -122,7 +121,7 @@ class Executor(Views):
         no Parameter; Ctrl-C between two updates waits for the rest of the run, a second does not.
 
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
-        or dtypes do not fit, OutOfMemoryError when the plan does not fit the device, and
+        or dtypes do not fit, OutOfMemoryError when a plan does not fit `memory` or the device, and
         OutOfRangeError for an index or a class label out of range. A GPU finds the last when the
         run is queued already: it is raised where its results are first waited for, and Parameters
         may hold NaN by then (see errors.OutOfRangeError).
@@ -272,8 +271,7 @@ class Executor(Views):
 
     def _make_plan(self, feeds: Mapping[Node, Spec]) -> Plan:
         with paused_collector():
-            order, values = schedule(self._rewrite(self._infer(feeds)))
-            plan = fit(order, values, self.memory, self._planned)
+            plan = fit(*schedule(self._rewrite(self._infer(feeds))), self.memory, self._planned)
         del plan.fetches[len(self.eval_node_list) :]  # those that only count draws
         if settings.debug >= 1:
             print(plan)
