@@ -13,7 +13,7 @@ from dlsys import autodiff as ad
 from dlsys import functional as F
 from dlsys import nn, optim
 from dlsys.errors import GraphError, OutOfMemoryError
-from dlsys.executor.plan.recompute import byte_count
+from dlsys.executor.recompute import byte_count
 from dlsys.fusion import FUSIONS
 from dlsys.ops.random.sampling import seed
 from dlsys.runtime.device import cpu, gpu, unavailable

@@ -22,10 +22,10 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from typing import NamedTuple
 
-from ...errors import GraphError, OutOfMemoryError
-from ...graph.node import Node
-from .memory import Plan, is_step
-from .schedule import storage_of
+from ..errors import GraphError, OutOfMemoryError
+from ..graph.node import Node
+from .plan.memory import Plan, is_step
+from .plan.schedule import storage_of
 
 MakePlan = Callable[[list[Node], list[Node]], Plan]
 
@@ -63,12 +63,12 @@ def byte_count(memory: int | str) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
-def fit(order: list[Node], fetches: list[Node], budget: int, plan_of: MakePlan) -> Plan:
-    """The plan of a scheduled graph whose arena has at most `budget` bytes. OutOfMemoryError names
-    the least that was found where there is none.
+def fit(order: list[Node], fetches: list[Node], budget: int | None, plan_of: MakePlan) -> Plan:
+    """The plan of a scheduled graph whose arena has at most `budget` bytes, where there is one.
+    OutOfMemoryError names the least that was found where none is within it.
     """
     plan = least = plan_of(order, fetches)
-    if plan.arena_nbytes <= budget:
+    if budget is None or plan.arena_nbytes <= budget:
         return plan
     activations = Activations(order, fetches)
 
