@@ -42,7 +42,11 @@ def token_probabilities(
 
 
 def draw_token(
-    logits: np.ndarray, settings: Sequence[float], seed: int, step: int, row: int = 0
+    logits: np.ndarray,
+    settings: Sequence[float] | np.ndarray,
+    seed: int,
+    step: int,
+    row: int = 0,
 ) -> int:
     """A token from logits (n,), by the temperature, top_k and top_p of `settings`."""
     temperature, top_k, top_p = settings
