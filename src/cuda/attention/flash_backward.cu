@@ -7,8 +7,8 @@
 // of dq in memory and their atomic additions: results are deterministic. In both a thread of a
 // producer warpgroup copies tiles by TMA, a ring of stages ahead of two consumer warpgroups, whose
 // accumulators stay in registers. A first kernel sums dy y over each row. float32 is multiplied as
-// tf32, with transposed copies of q, dy and k in the workspace where positions are summed over; up
-// to size 64 the tiles that a block owns are operands in registers. What is written overlaps
+// tf32, with transposed copies of q, dy and k in the workspace where positions are summed over; in
+// the kernel of dq a block's rows are operands in registers up to size 64. What is written overlaps
 // nothing. The tensor cores limit all but short rows, with tf32 also the reads of shared memory.
 #include "cuda/attention/flash_tile.cuh"
 #include "cuda/reduce/group.cuh"
@@ -83,7 +83,6 @@ struct KeysTiling {
   static constexpr int kK = 0, kQ = kStagesK, kDy = kQ + kStages;  // pairs of barriers
   static constexpr int kSummedQ = kDy + kStages, kSummedDy = kSummedQ + kCopies;
   static constexpr int kPairs = kSummedDy + kCopies;
-  static constexpr bool kReads = kTf32<E> && !kLarge;  // k and v into registers
   static constexpr bool kReadsAhead = !kTf32<E> && Size <= 64;
 };
 
@@ -202,12 +201,6 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
     SetZero(dk);
     SetZero(dv);
     WaitForStage(barriers, T::kK, at_k);
-    Operand<E, T::kReads ? T::kSize : kDepth<E>> of_k, of_v;
-    if constexpr (T::kReads) {
-      ReadOperand<T::kSize, T::kKeys>(of_k, shared + of_warpgroup);
-      ReadOperand<T::kSize, T::kKeys>(of_v, shared + of_warpgroup + T::kTileK);
-      ReleaseStage(barriers, T::kK, at_k.stage);
-    }
     int block = tile.begin;
     for (int turn = 0; turn < (tile.end - tile.begin) * (int)params.group.value;
          turn++, at.Advance()) {
@@ -243,16 +236,10 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
         continue;
       }
       BeginProducts();
-      if constexpr (T::kReads)
-        BeginProduct<E>(weights, of_k, q, false);
-      else
-        BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
+      BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
       WaitForStage(barriers, T::kDy, at);
       BeginProducts();
-      if constexpr (T::kReads)
-        BeginProduct<E>(gradients, of_v, dy, false);
-      else
-        BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
+      BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
       OfRows<T::kRows, T::kReadsAhead> shifts(lse), of_dy(row_sums);
       WaitForProducts<1>();
 #pragma unroll
@@ -279,11 +266,8 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       for (int j = 0; j < T::kRows / 8; j++) {
         const float2 sum = of_dy.At(j);
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          float weight = weights[j][e];
-          if constexpr (kTf32<E>) weight = WeightOfTf32(operand, j, e);
-          gradients[j][e] = weight * (gradients[j][e] - (e % 2 ? sum.y : sum.x));
-        }
+        for (int e = 0; e < 4; e++)
+          gradients[j][e] = weights[j][e] * (gradients[j][e] - (e % 2 ? sum.y : sum.x));
       }
       Operand<E, T::kRows> of_scores;
       Round<E, false>(gradients, of_scores);
@@ -295,7 +279,7 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       if constexpr (!kTf32<E>) release_rows();
       release_copies();
     }
-    if constexpr (!T::kReads) ReleaseStage(barriers, T::kK, at_k.stage);
+    ReleaseStage(barriers, T::kK, at_k.stage);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
 #pragma unroll
