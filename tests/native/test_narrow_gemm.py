@@ -161,7 +161,7 @@ class NarrowGemm(unittest.TestCase):
     def test_fast_functions_of_the_rung_hopper(self) -> None:
         """Results are rounded to 16 bits of what is off by 2^-18 of itself, or of dy, at most, and
         by the product's error times the largest slope, 1.13. Of bfloat16 the slope may have been
-        rounded to float16, by 2^-12. Products reach from -20 to 20.
+        rounded to float16, by 2^-11. Products reach from -20 to 20.
         """
         m, n, k = 70, 136, 40
         cases = [("matmul_map", name) for name in ("sigmoid", "silu", "gelu", "gelu_tanh")]
@@ -190,7 +190,7 @@ class NarrowGemm(unittest.TestCase):
                     own = abs(wanted) if kernel == "matmul_map" else abs(exact)
                     allowed = limit(wanted, 1.13 * scale, k, dtype) + 2.0**-18 * own
                     if kernel == "matmul_gradient" and dtype == bfloat16:
-                        allowed += 2.0**-12 * abs(wanted)
+                        allowed += 2.0**-11 * abs(wanted)
                     off = abs(y.asnumpy() - wanted) - allowed
                     self.assertLessEqual(off.max(), 0)
 

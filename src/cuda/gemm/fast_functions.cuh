@@ -1,8 +1,8 @@
-// Activations and their gradients for epilogues whose results are of 16 bits: the formulas of
+// Activations and their gradients for epilogues of 16 bits and of tf32 products: the formulas of
 // math/functors.h with ex2.approx and rcp.approx, two instructions of the special function unit an
 // element. Where those take a logistic function of -u beside that of u, these take 1 less the
 // latter. Errors are below 2^-18 of the result, or of dy where a gradient crosses 0: far below a
-// rounding to 16 bits. hopper_kernel.cuh applies them, and says what limits it.
+// rounding to 16 bits or of a tf32 operand. hopper_kernel.cuh applies them, and says what limits it.
 #pragma once
 #include "cuda/runtime/ptx.cuh"
 #include "math/functors.h"

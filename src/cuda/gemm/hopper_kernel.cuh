@@ -4,12 +4,13 @@
 // of stages in shared memory, two consumer warpgroups multiply them into accumulators in registers.
 // The consumers halve a tile (cooperative), or take tiles in turn, so that one stores while the
 // other multiplies (ping-pong). Blocks are persistent, one a multiprocessor; two of a cluster share
-// the panels of B by multicast. Tiles that would not fill a wave of blocks are cut along K
-// (split-K); at the end the blocks that made the parts of a tile add them together, each a slice of
-// it, in the order of K: results are deterministic. 3xtf32 runs over K three times, over the upper
-// and lower parts of both operands (Ootomo and Yokota 2022, doi:10.1177/10943420221090256).
-// Epilogues of few instructions, of 16 bits GELU and SiLU among them (fast_functions.cuh), are done
-// in registers, the others through shared memory.
+// the panels of B by multicast. Tiles that would not fill a wave of blocks are laid one behind the
+// other along K and shared equally (stream-K); parts of a tile are added in the order of K: results
+// are deterministic. 3xtf32 runs over K three times, over the upper and lower parts of both operands
+// (Ootomo and Yokota 2022, doi:10.1177/10943420221090256). A consumer's warp makes the epilogue of
+// its own rows: their side comes by TMA while the tile is multiplied, and of bfloat16 the warps
+// beside the producer make factors of it meanwhile, rounded to float16 (2^-11, an eighth of the
+// rounding of the result). Functions are those of fast_functions.cuh.
 //
 // Operands lie along K or, of 16 bits, along M or N; C is row-major and overlaps nothing. Large
 // shapes are limited by the tensor cores' power, K below about 1,000 by the stores of C.
