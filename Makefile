@@ -248,7 +248,7 @@ $(VENV)/bin/python:
 $(VENV)/.ready-%: $(VENV)/bin/python pyproject.toml setup.py
 	@echo "installing dlsys into $(VENV) ($*)"
 	@DLSYS_BUILD_LIBRARY=none $(VENV)/bin/python -m pip install --quiet \
-	  --disable-pip-version-check --editable '.$(patsubst [run],,[$*])'
+	  --disable-pip-version-check --no-compile --editable '.$(patsubst [run],,[$*])'
 	@touch $@
 
 # ---- the native library ----

@@ -1,17 +1,18 @@
 """Trains a small GPT on characters of Python's library, as docs/gpt.md shows, and draws its losses.
 
-    python benchmarks gpt [--device cpu] [--steps 1200] [--picture FILE.png]
+    python benchmarks gpt [--device cpu] [--steps 1200] [--preset 30m] [--picture FILE.png]
 
 One run of `dlsys gpt train`: `seconds` are those of the command, with reading, validation and
-samples, those of records are of training steps. Writes gpt_<device>.json with the record of each
-validation, and the samples. The exit status is 0 when the
-loss on text that was held back ends below half of the guess among all characters.
+samples, those of records are of training steps. Writes gpt_<device>.json, with a preset
+gpt_<preset>_<device>.json, with the record of each validation, and the samples. The exit status is
+0 when the loss on text that was held back ends below half of the guess among all characters.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -25,11 +26,13 @@ from shared import measure
 FIGURES = ("step", "loss", "val_loss", "lr", "seconds", "tokens_per_second", "flops_per_second")
 
 
-def train(folder: str, device: str, steps: int) -> dict[str, Any]:
+def train(folder: str, device: str, steps: int, preset: str | None) -> dict[str, Any]:
     """The command, the vocabulary, the parameters, a record each validation, and samples."""
-    words = f"--max-bytes 4000000 --steps {steps} --every {max(steps // 12, 1)} -c {device}".split()
+    recipe = f"--preset {preset}" if preset else "--max-bytes 4000000"
+    words = f"{recipe} --steps {steps} --every {max(steps // 12, 1)} -c {device}".split()
     command = [sys.executable, "-m", "dlsys", "gpt", "train", folder, *words]
     environment = {"PYTHONPATH": str(measure.ROOT / "python"), "PATH": "/usr/bin:/bin"}
+    environment |= {n: v for n, v in os.environ.items() if n in ("PYTHONPATH", "DLSYS_LIBRARY")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -69,16 +72,18 @@ def main() -> int:
     parser = measure.arguments(__doc__)
     parser.add_argument("--device", choices=("numpy", "cpu", "gpu"), default="cpu")
     parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--preset", help="a recipe of `dlsys gpt train`")
     parser.add_argument("--picture", type=Path, help="a PNG of the losses")
     options = parser.parse_args()
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        found = train(folder, options.device, options.steps)
+        found = train(folder, options.device, options.steps, options.preset)
     seconds = time.monotonic() - start
     last = found["epochs"][-1]["val_loss"]
     ok = last < math.log(found["vocabulary"]) / 2
     found = {"ok": ok, "device": options.device, "seconds": round(seconds, 1), **found}
-    path = measure.save(f"gpt_{options.device}", options, found)
+    name = "_".join(filter(None, ("gpt", options.preset, options.device)))
+    path = measure.save(name, options, found)
     if options.picture:
         picture(options.picture, found)
     print(f"{'ok' if ok else 'NOT OK'}, {seconds:.0f} s, val_loss {last:.3f}, written to {path}")

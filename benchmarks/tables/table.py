@@ -20,6 +20,7 @@ from tables import (
     eager,
     gemm_ladder,
     gpu,
+    language,
     large,
     losses,
     operators,
@@ -204,6 +205,8 @@ def _gpu_sentence(results: Results) -> str:
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
+    "generation": language.generation,
+    "ten steps": language.ten_steps,
     "cpu": cpu,
     "operators": operators.table,
     "overhead": overhead,

@@ -422,6 +422,50 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
         self.assertEqual({rung_of(name) for name in tried}, {"warp"})
         self.assertEqual(executor.report().plans[0].algorithms, ("matmul by warp 64x64 by 1",))
 
+    TMA = "warp 256x128 TMA by"  # followed by the splits of K
+
+    def of_sm90(self, name: str) -> None:
+        """Skips the test where the GPU does not have this variant."""
+        operands = self.operands(1, 1, 1, (False, False))
+        try:
+            self.product(operands, (False, False), name, "fp32")
+        except NotApplicableError as error:
+            self.skipTest(str(error))
+
+    def test_tiles_fed_by_tma(self) -> None:
+        self.of_sm90(f"{self.TMA} 1")
+        shapes = (256, 128, 32), (300, 68, 90), (257, 131, 100), (64, 200, 16)
+        for shape, flags, splits in itertools.product(shapes, TRANSPOSES, (1, 2, 4)):
+            if splits > 1 and (splits - 1) * 32 >= shape[2]:
+                continue
+            with self.subTest(shape=shape, transposed=flags, splits=splits):
+                operands = self.operands(*shape, flags)
+                got = self.product(
+                    operands, flags, f"{self.TMA} {splits}", "fp32", offset=shape[0] % 2
+                )
+                self.check(got, operands, flags, bound(shape[2], "fp32"))
+                again = self.product(operands, flags, f"{self.TMA} {splits}", "fp32")
+                self.assertEqual(got.tobytes(), again.tobytes())
+
+    def test_tiles_fed_by_tma_have_epilogues_and_sums(self) -> None:
+        self.of_sm90(f"{self.TMA} 1")
+        number = self.algorithms().index(f"{self.TMA} 2") + 1
+        m, n, k = 270, 133, 50
+        x, w = self.operands(m, n, k, (True, False))
+        bias = self.operands(1, n, 1, (False, False))[1][0]
+        given = [array(value, self.ctx) for value in (x, w, bias)]
+        c, sums = empty((m, n), self.ctx), empty((n,), self.ctx)
+        relu, of_b = 1, 0
+        launch("matmul_bias", self.ctx, *given, 1, 0, number, 0, relu, c)
+        wanted = np.maximum(x.astype(np.float64).T @ w + bias, 0)
+        scale = np.abs(x).T @ np.abs(w) + np.abs(bias)
+        off = np.abs(c.asnumpy() - wanted) - bound(k + 1, "fp32") * scale
+        self.assertLessEqual(off.max(), 0)
+        launch("matmul_sums", self.ctx, *given[:2], 1, 0, number, 0, of_b, c, sums)
+        self.check(c.asnumpy(), [x, w], (True, False), bound(k, "fp32"))
+        off = np.abs(sums.asnumpy() - w.sum(0, np.float64))
+        self.assertTrue((off <= bound(k, "fp32") * np.abs(w).sum(0)).all())
+
     def test_3xtf32_has_infinities(self) -> None:
         a, b = self.operands(20, 9, 16, (False, False))
         a[3, 5], b[2, 4] = np.inf, np.nan

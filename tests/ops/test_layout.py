@@ -90,6 +90,18 @@ class Layout:
                     np.testing.assert_allclose(y2, y1, atol=1e-6)
                     np.testing.assert_allclose(dx2, dx1, atol=1e-5 * np.abs(dx1).max())
 
+    def test_transposes_of_short_axes(self) -> None:
+        rng = np.random.default_rng(SEED)
+        for dtype in ("float32", "int64", "uint8"):
+            for shape in ((2, 3, 1000), (2, 1000, 3), (5, 513), (2, 33, 40), (4, 1030, 16),
+                          (1, 2, 2049), (3, 2, 17, 19), (2, 1100, 1, 2)):  # fmt: skip
+                axes = tuple(int(axis) for axis in rng.permutation(len(shape)))
+                x = ad.Variable("x", shape, dtype)
+                value = rng.integers(0, 200, shape).astype(dtype)
+                with self.subTest(seed=SEED, dtype=dtype, shape=shape, axes=axes):
+                    got = run([movement.transpose_op(x, axes=axes)], {x: value}, self.ctx)[0]
+                    np.testing.assert_array_equal(got, value.transpose(axes))
+
     def test_all_dtypes_move(self) -> None:
         for dtype in ("float32", "int32", "int64", "uint8", "bool"):
             x = ad.Variable("x", (3, 4), dtype)

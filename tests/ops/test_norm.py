@@ -80,6 +80,17 @@ class BatchNormalization(unittest.TestCase):
             axes = (0, *range(2, len(shape)))
             np.testing.assert_allclose(result, values.astype(np.float64).var(axes), rtol=1e-4)
 
+    def test_the_variance_of_a_channel_that_begins_far_from_the_rest(self) -> None:
+        rng = np.random.default_rng(2)
+        x = ad.Variable("x")
+        for shape in ((4000, 8), (4000, 3), (3, 2, 70, 71), (40, 8, 7, 7)):
+            values = rng.normal(size=shape).astype(np.float32)
+            values[0] = 1e6  # sums of deviations from it cancel
+            variance = ad.batch_normalization(x, *parameters(shape[1])).inputs[2]
+            result = ad.Executor([variance], self.ctx).run({x: values}, True)[0]
+            axes = (0, *range(2, len(shape)))
+            np.testing.assert_allclose(result, values.astype(np.float64).var(axes), rtol=1e-4)
+
     def test_one_value_a_channel(self) -> None:
         scale, bias = parameters(3)
         mean, variance = running(3)

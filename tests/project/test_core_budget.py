@@ -14,9 +14,9 @@ TOUR = PACKAGE.parents[1] / "docs" / "tour.md"
 
 # The rule: every file of these places, with docstrings and blank lines. The rooms capture/, tune/
 # and debug/ of executor/ stand beside the core, as fusion/ does: each may be removed, and graphs
-# run as before, only slower or unseen. executor/autocast.py is a policy that an executor may have.
-# arguments/ stands beside it too: a node takes what it is given, and the checks of a call are what
-# operators, layers and functions declare.
+# run as before, only slower or unseen. executor/autocast.py and executor/recompute.py are policies
+# that an executor may have. arguments/ stands beside it too: a node takes what it is given, and the
+# checks of a call are what operators, layers and functions declare.
 CORE = (
     "graph/*.py",
     "passes/*.py",

@@ -32,8 +32,8 @@ from .debug.observe import may_stop, run_watched
 from .debug.text import pass_printer
 from .debug.views import Views
 from .plan.memory import Plan, make_plan
-from .plan.recompute import byte_count, fit
 from .plan.schedule import schedule
+from .recompute import byte_count, fit
 from .run import parameters as state
 from .run.feeds import Feeds, Signature
 from .run.runner import Runner, second_run
@@ -55,16 +55,14 @@ class Executor(Views):
     tensor cores, or bf16: products and activations in bfloat16 beside Parameters of float32
     (docs/precision.md). fusions: the passes of `dlsys.fusion` to run, instead of those that
     DLSYS_FUSION leaves. backend: that of executors which never run at the same time; they share the
-    memory of its arena. memory: the most bytes of the arena, in which activations, gradients and
-    scratch lie, Parameters and slots do not: a number, or a text such as "12 GiB"; activations that
-    do not fit are computed again in backward, with the same bits (docs/design.md). group: ranks that train together, of `dist.init()`: each feeds its share of
-    a batch, and updates use the mean of all ranks' gradients (docs/dist.md). Plans are made once
-    for each set of feed shapes and dtypes; a run after that allocates nothing. An executor belongs
-    to one thread at a time.
+    memory of its arena. memory: the most bytes of the arena, where activations lie and Parameters
+    do not, or a text such as "12 GiB"; what does not fit is computed again (docs/design.md). group:
+    ranks that train together, of `dist.init()`: each feeds its share of a batch, and updates use
+    the mean of all ranks' gradients (docs/dist.md). Plans are made once for each set of feed shapes
+    and dtypes; a run after that allocates nothing. An executor belongs to one thread at a time.
 
-    Raises GraphError for a fetch that is no node, a cycle, or two updates of one Parameter, or no
-    number of bytes; OutOfMemoryError where no plan is within `memory`, with the least that is;
-    DeviceError when `ctx` cannot be used, with what to install.
+    Raises GraphError for a fetch that is no node, a cycle, two updates of one Parameter, or a wrong
+    `memory`; DeviceError when `ctx` cannot be used, with what to install.
 
     >>> x = ad.Variable("x", (2,))
     >>> ad.Executor([(x * x).sum()]).run({x: np.array([1.0, 3.0], np.float32)})
@@ -123,7 +121,7 @@ class Executor(Views):
         no Parameter; Ctrl-C between two updates waits for the rest of the run, a second does not.
 
         Raises GraphError for a missing or unknown feed, ShapeError for a feed or graph whose shapes
-        or dtypes do not fit, OutOfMemoryError when the plan does not fit the device, and
+        or dtypes do not fit, OutOfMemoryError when a plan does not fit `memory` or the device, and
         OutOfRangeError for an index or a class label out of range. A GPU finds the last when the
         run is queued already: it is raised where its results are first waited for, and Parameters
         may hold NaN by then (see errors.OutOfRangeError).
@@ -273,11 +271,7 @@ class Executor(Views):
 
     def _make_plan(self, feeds: Mapping[Node, Spec]) -> Plan:
         with paused_collector():
-            order, values = schedule(self._rewrite(self._infer(feeds)))
-            if self.memory is None:
-                plan = self._planned(order, values)
-            else:
-                plan = fit(order, values, self.memory, self._planned)
+            plan = fit(*schedule(self._rewrite(self._infer(feeds))), self.memory, self._planned)
         del plan.fetches[len(self.eval_node_list) :]  # those that only count draws
         if settings.debug >= 1:
             print(plan)
@@ -285,8 +279,8 @@ class Executor(Views):
 
     def _planned(self, order: list[Node], values: list[Node]) -> Plan:
         """The plan of a scheduled graph."""
-        reuse, lifetimes = not settings.separate_arena, self._backend.lifetimes(order)
-        return make_plan(order, values, self._backend.workspace, reuse, lifetimes)
+        own, reuse = self._backend, not settings.separate_arena
+        return make_plan(order, values, own.workspace, reuse, own.lifetimes(order))
 
     def _rewrite(self, specs: Mapping[Node, Any]) -> list[Node]:
         """The fetches over the graph as the target runs it."""

@@ -40,11 +40,12 @@ def scaled_dot_product_attention(
     behind them give 0. A row that sees no key gives 0 too, as in PyTorch. generator: the source of
     dropout's numbers; that of `ad.seed` where it is None.
 
-    algo: the rung of the ladder, "naive" or "tiled", for attention and its gradient; without it
-    DLSYS_ATTENTION names it. Gradients of q, k and v come from kernels. That of a mask of floats,
-    and gradients of gradients, come from a composition of matrix products and softmax that holds
-    all weights; differentiating these again is refused with GraphError. ShapeError where shapes or
-    dtypes do not fit, SignatureError for an unknown rung or unless 0 <= dropout < 1.
+    algo: the rung of the ladder, "naive", "tiled" or, on GPUs of sm_90a, "flash", for attention and
+    its gradient; without it DLSYS_ATTENTION names it. Gradients of q, k and v come from kernels.
+    That of a mask of floats, and gradients of gradients, come from a composition of matrix products
+    and softmax that holds all weights; differentiating these again is refused with GraphError.
+    ShapeError where shapes or dtypes do not fit, SignatureError for an unknown rung or unless
+    0 <= dropout < 1.
 
     After Vaswani et al. (2017); blocks after Dao et al., "FlashAttention" (2022).
 

@@ -93,8 +93,6 @@ class Reduction {
       Rows();
     } else {
       cols_ = kept_.PopInner(stride);
-      run_ = reduced_.PopInner(stride);
-      run_stride_ = stride[0];
       Columns();
     }
   }
@@ -180,11 +178,12 @@ class Reduction {
 
   // Column-wise: a row of cols_ results takes `rows` contiguous rows.
   void Columns() const {
-    const int64_t outer = kept_.Count(), rows = reduced_.Count() * run_;
+    const int64_t outer = kept_.Count(), rows = reduced_.Count();
     const int64_t width = std::min(cols_, kColumns), strips = (cols_ - 1) / width + 1;
     const int64_t per_group = std::max<int64_t>(64, kSplit / width);
     const int64_t groups = (rows - 1) / per_group + 1;
-    const bool folds = reduced_.ndim == 0 && run_stride_ == cols_ && cols_ <= R::kNarrow;
+    const bool adjacent = reduced_.ndim == 1 && reduced_.stride[0][0] == cols_;
+    const bool folds = adjacent && cols_ <= R::kNarrow;
     const int64_t folded =
         folds ? std::max<int64_t>(1, std::min(kFoldedColumns / cols_, rows / 8)) : 1;
     const ScratchArray<State> states(groups > 1 ? outer * groups * cols_ : 0);
@@ -199,34 +198,38 @@ class Reduction {
           const int64_t cols = std::min(width, cols_ - col);
           const T* from = x_ + Cursor<1>(kept_, job / groups).offset[0] + col;
           const int64_t to = job * cols_ + col;
-          Strip(from, Tile{first, count / folded, folded * cols, count % folded * cols, cols},
-                folded, partial, to);
+          if (reduced_.ndim > 1)
+            Strip(from, Tile{first, count, cols, 0, cols}, partial, to);
+          else
+            Regular(from, Tile{first, count / folded, folded * cols, count % folded * cols, cols},
+                    folded, partial, to);
         }
       });
     });
     if (partial) CombineGroups(partial, outer, groups, cols_, false);
   }
 
-  // Rows of a strip, of which `folded` are one: runs of the innermost reduced axis, the only axis
-  // where rows are folded.
-  DLSYS_INLINE void Strip(const T* from, const Tile& tile, int64_t folded, State* partial,
-                          int64_t to) const {
-    const int64_t run = run_, step = folded * run_stride_, at = tile.first % run;
+  DLSYS_INLINE void Strip(const T* from, const Tile& tile, State* partial, int64_t to) const {
     auto rows = [&]() __attribute__((always_inline)) {
-      Cursor<1> outer(reduced_, tile.first / run);
-      return [=, row = from + outer.offset[0] + at * run_stride_,
-              left = reduced_.ndim ? run - at : INT64_MAX]() mutable
-          __attribute__((always_inline)) {
-            if (left == 0) {
-              outer.Next();
-              row = from + outer.offset[0];
-              left = run;
-            }
-            const T* const next = row;
-            row += step;
-            left--;
-            return next;
-          };
+      return [from, at = Cursor<1>(reduced_, tile.first)]() mutable __attribute__((always_inline)) {
+        const T* row = from + at.offset[0];
+        at.Next();
+        return row;
+      };
+    };
+    ReduceTile(rows, tile, partial, to);
+  }
+
+  // Rows at one distance, of which `folded` are one.
+  DLSYS_INLINE void Regular(const T* from, const Tile& tile, int64_t folded, State* partial,
+                            int64_t to) const {
+    const int64_t stride = reduced_.ndim ? reduced_.stride[0][0] : 0, step = folded * stride;
+    from += tile.first * stride - step;
+    auto rows = [=]() __attribute__((always_inline)) {
+      return [row = from, step]() mutable __attribute__((always_inline)) {
+        row += step;
+        return row;
+      };
     };
     ReduceTile(rows, tile, partial, to);
   }
@@ -273,8 +276,7 @@ class Reduction {
   const int64_t numel_;
   U* const y_;
   Loop<1> kept_, reduced_;
-  int64_t cols_ = 1;                  // of the innermost axis
-  int64_t run_ = 1, run_stride_ = 0;  // of the innermost reduced axis, of Columns
+  int64_t cols_ = 1;  // of the innermost axis
 };
 
 // y = x reduced over the axes in the mask.

@@ -63,8 +63,8 @@ int RungOf(const char* op, const Attention& p, const Tiled& tiled, const DLArray
   if (algorithm < 0 || algorithm > (int64_t)AttentionAlgorithms().size())
     Fail("%s: there is no algorithm %ld, expected 0 to %zu", op, (long)algorithm,
          AttentionAlgorithms().size());
-  const char* of_flash =
-      aligned ? FlashRefusal(p, q->dtype, precision, q->ctx) : "it takes arrays at multiples of 16 bytes";
+  const char* of_flash = aligned ? FlashRefusal(p, q->dtype, precision, q->ctx)
+                                 : "it takes arrays at multiples of 16 bytes";
   const char* of_tiled = Refusal(p, tiled, q->ctx.device_id);
   if (algorithm != kTiled && !of_flash) return kFlash;
   if (algorithm != kFlash && !of_tiled) return kTiled;

@@ -22,7 +22,6 @@ struct FlashProblem {
 // Why it cannot run, or "". Strides, of size % 8 == 0 too, are multiples of 16 bytes then.
 const char* FlashError(const FlashProblem& problem);
 
-
 struct FlashForward {
   const void *q, *k, *v;
   void* y;

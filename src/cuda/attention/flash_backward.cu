@@ -6,8 +6,10 @@
 // rows. Computing the scores twice, seven products where five would do, spares float32 partial sums
 // of dq in memory and their atomic additions: results are deterministic. In both a thread of a
 // producer warpgroup copies tiles by TMA, a ring of stages ahead of two consumer warpgroups, whose
-// accumulators stay in registers. A first kernel sums dy y over each row. What is written overlaps
-// nothing. The tensor cores limit all but short rows.
+// accumulators stay in registers. A first kernel sums dy y over each row. float32 is multiplied as
+// tf32, with transposed copies of q, dy and k in the workspace where positions are summed over; in
+// the kernel of dq a block's rows are operands in registers up to size 64. What is written overlaps
+// nothing. The tensor cores limit all but short rows, with tf32 also the reads of shared memory.
 #include "cuda/attention/flash_tile.cuh"
 #include "cuda/reduce/group.cuh"
 
@@ -18,8 +20,8 @@ namespace {
 using namespace flash;  // NOLINT: this is a part of it
 
 struct Params : Shape {
-  int padded = 0;               // rows, up to a multiple of kPadding
-  float scale = 0.f;            // of the scores
+  int padded = 0;                                   // rows, up to a multiple of kPadding
+  float scale = 0.f;                                // of the scores
   const float *lse = nullptr, *row_sums = nullptr;  // (samples, padded): times log2 e, and of dy y
 };
 constexpr int kPadding = 128;
@@ -81,7 +83,6 @@ struct KeysTiling {
   static constexpr int kK = 0, kQ = kStagesK, kDy = kQ + kStages;  // pairs of barriers
   static constexpr int kSummedQ = kDy + kStages, kSummedDy = kSummedQ + kCopies;
   static constexpr int kPairs = kSummedDy + kCopies;
-  static constexpr bool kReads = kTf32<E> && !kLarge;  // k and v into registers
   static constexpr bool kReadsAhead = !kTf32<E> && Size <= 64;
 };
 
@@ -140,8 +141,7 @@ __device__ __forceinline__ void ProduceForKeys(const KeysMaps& maps, const Param
         const auto load = [&](const CUtensorMap& map, int pair, uint32_t ring, const float* from,
                               uint32_t to) {
           const uint32_t full = begin(pair, T::kTileQ + T::kRowNbytes);
-          LoadTile<E, T::kRows, T::kSize>(ring + at.stage * T::kTileQ, &map, full, row,
-                                          of_rows);
+          LoadTile<E, T::kRows, T::kSize>(ring + at.stage * T::kTileQ, &map, full, row, of_rows);
           LoadBytes(to + at.stage * 2 * T::kRowNbytes, from + of_row, T::kRowNbytes, full);
         };
         const auto load_copy = [&](const CUtensorMap& map, int pair, uint32_t ring) {
@@ -165,7 +165,8 @@ __device__ __forceinline__ void ProduceForKeys(const KeysMaps& maps, const Param
 template <int kRows, bool kAhead>
 class OfRows {
  public:
-  __device__ __forceinline__ explicit OfRows(const float* rows) : rows_(rows + threadIdx.x % 4 * 2) {
+  __device__ __forceinline__ explicit OfRows(const float* rows)
+      : rows_(rows + threadIdx.x % 4 * 2) {
     if constexpr (kAhead) {
 #pragma unroll
       for (int j = 0; j < kRows / 8; j++) read_[j] = *(const float2*)(rows_ + j * 8);
@@ -200,14 +201,9 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
     SetZero(dk);
     SetZero(dv);
     WaitForStage(barriers, T::kK, at_k);
-    Operand<E, T::kReads ? T::kSize : kDepth<E>> of_k, of_v;
-    if constexpr (T::kReads) {
-      ReadOperand<T::kSize, T::kKeys>(of_k, shared + of_warpgroup);
-      ReadOperand<T::kSize, T::kKeys>(of_v, shared + of_warpgroup + T::kTileK);
-      ReleaseStage(barriers, T::kK, at_k.stage);
-    }
     int block = tile.begin;
-    for (int turn = 0; turn < (tile.end - tile.begin) * (int)params.group.value; turn++, at.Advance()) {
+    for (int turn = 0; turn < (tile.end - tile.begin) * (int)params.group.value;
+         turn++, at.Advance()) {
       const uint32_t q = memory + T::kOfQ + at.stage * T::kTileQ;
       const uint32_t dy = memory + T::kOfDy + at.stage * T::kTileQ;
       const float* lse = (const float*)(shared + T::kOfLse) + at.stage * 2 * T::kRows;
@@ -240,16 +236,10 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
         continue;
       }
       BeginProducts();
-      if constexpr (T::kReads)
-        BeginProduct<E>(weights, of_k, q, false);
-      else
-        BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
+      BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
       WaitForStage(barriers, T::kDy, at);
       BeginProducts();
-      if constexpr (T::kReads)
-        BeginProduct<E>(gradients, of_v, dy, false);
-      else
-        BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
+      BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
       OfRows<T::kRows, T::kReadsAhead> shifts(lse), of_dy(row_sums);
       WaitForProducts<1>();
 #pragma unroll
@@ -276,11 +266,8 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       for (int j = 0; j < T::kRows / 8; j++) {
         const float2 sum = of_dy.At(j);
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          float weight = weights[j][e];
-          if constexpr (kTf32<E>) weight = WeightOfTf32(operand, j, e);
-          gradients[j][e] = weight * (gradients[j][e] - (e % 2 ? sum.y : sum.x));
-        }
+        for (int e = 0; e < 4; e++)
+          gradients[j][e] = weights[j][e] * (gradients[j][e] - (e % 2 ? sum.y : sum.x));
       }
       Operand<E, T::kRows> of_scores;
       Round<E, false>(gradients, of_scores);
@@ -292,7 +279,7 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       if constexpr (!kTf32<E>) release_rows();
       release_copies();
     }
-    if constexpr (!T::kReads) ReleaseStage(barriers, T::kK, at_k.stage);
+    ReleaseStage(barriers, T::kK, at_k.stage);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
 #pragma unroll
@@ -307,9 +294,11 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
 }
 
 template <class E, class T, bool kCausal>
-__global__ __launch_bounds__(T::kThreads, 1) void FlashKeysKernel(
-    const __grid_constant__ KeysMaps maps, const __grid_constant__ Result<E> to_dk,
-    const __grid_constant__ Result<E> to_dv, const Params params) {
+__global__ __launch_bounds__(T::kThreads,
+                             1) void FlashKeysKernel(const __grid_constant__ KeysMaps maps,
+                                                     const __grid_constant__ Result<E> to_dk,
+                                                     const __grid_constant__ Result<E> to_dv,
+                                                     const Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ __align__(8) uint64_t of_barriers[2 * T::kPairs];
   unsigned char* shared = DynamicShared<unsigned char>();
@@ -484,9 +473,10 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
 }
 
 template <class E, class T, bool kCausal>
-__global__ __launch_bounds__(T::kThreads, 1) void FlashRowsKernel(
-    const __grid_constant__ RowsMaps maps, const __grid_constant__ Result<E> to_dq,
-    const Params params) {
+__global__ __launch_bounds__(T::kThreads,
+                             1) void FlashRowsKernel(const __grid_constant__ RowsMaps maps,
+                                                     const __grid_constant__ Result<E> to_dq,
+                                                     const Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ __align__(8) uint64_t of_barriers[2 * T::kPairs];
   unsigned char* shared = DynamicShared<unsigned char>();
@@ -546,11 +536,11 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
   constexpr int64_t kNbytes = (kTf32<E> ? 4 : 2) * sizeof(E);  // of q and dy, or of k and v
   params.grid = GridOf(key_tiles, kv_samples, p.causal, kNbytes * p.rows * p.size * group, 1,
                        multiprocessors);
-  LaunchClusters(
-      op, p.causal ? FlashKeysKernel<E, OfKeys, true> : FlashKeysKernel<E, OfKeys, false>,
-      (unsigned)params.grid.blocks, 1, OfKeys::kThreads, OfKeys::kNbytes, true, stream, of_keys,
-      ResultOf<E>(op, p, KeysOf(p, p.of_k, arrays.dk)),
-      ResultOf<E>(op, p, KeysOf(p, p.of_v, arrays.dv)), params);
+  LaunchClusters(op,
+                 p.causal ? FlashKeysKernel<E, OfKeys, true> : FlashKeysKernel<E, OfKeys, false>,
+                 (unsigned)params.grid.blocks, 1, OfKeys::kThreads, OfKeys::kNbytes, true, stream,
+                 of_keys, ResultOf<E>(op, p, KeysOf(p, p.of_k, arrays.dk)),
+                 ResultOf<E>(op, p, KeysOf(p, p.of_v, arrays.dv)), params);
   params.grid =
       GridOf(row_tiles, samples, p.causal, kNbytes * p.columns * p.size, group, multiprocessors);
   LaunchClusters(op,

@@ -1,14 +1,15 @@
 // Attention, forward, by wgmma and TMA: FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608).
 //
-// Warp specialization: a thread of a producer warpgroup copies tiles of q, k and v by TMA, k and v
-// into rings of stages; each of two consumer warpgroups takes 64 rows of q and keeps its rows of y,
+// Warp specialization: a thread of a producer warpgroup copies tiles of q, k and v by TMA, into
+// rings of stages; each of two consumer warpgroups takes 64 rows of q and keeps its rows of y,
 // their maxima and sums in registers (online softmax, Milakov and Gimelshein 2018). A consumer's
 // product q kᵀ of the next keys and its product with v of these are under way while it finds the
 // rows' maxima (ptxas of CUDA 13.0 moves the wait for the latter in front of the exponentials), and
 // the two consumers take turns on the tensor cores. The weights never leave the registers. Blocks
 // are persistent, and under a causal mask take pairs of a long and a short tile; heads go in bands
-// whose k and v stay in L2. y overlaps nothing. Exponentials and the tensor cores limit it about
-// equally at size 64, the tensor cores at 128.
+// whose k and v stay in L2. float32 is multiplied as tf32, with v from a transposed copy in the
+// workspace. y overlaps nothing. Exponentials and the tensor cores limit it about equally at size
+// 64, the tensor cores at 128.
 #include "cuda/attention/flash_tile.cuh"
 
 namespace dlsys {
@@ -25,17 +26,17 @@ struct Tiling {
   static constexpr int kStagesQ = kTf32<E> && Size > 64 ? 1 : 2;
   static constexpr int kTileQ = kRows * Size * (int)sizeof(E);
   static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
-  static constexpr int kOfK = kStagesQ * kTileQ, kOfV = kOfK + kStages * kTileK;  // in shared memory
+  static constexpr int kOfK = kStagesQ * kTileQ,
+                       kOfV = kOfK + kStages * kTileK;  // in shared memory
   static constexpr int kStaging = kOfV + kStages * kTileK;
   static constexpr int kNbytes = kAlignment + kStaging + (kTf32<E> ? 0 : kTileQ);
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
   static constexpr int kQ = 0, kK = kStagesQ, kV = kK + kStages;  // pairs of barriers
   static constexpr int kPairs = kV + kStages;
   static constexpr bool kReadsQ = kTf32<E> && Size <= 64;  // into registers
-#ifndef ATTN_LATE
-#define ATTN_LATE (!kTf32<E> && Size <= 64)
-#endif
-  static constexpr bool kPassesLate = ATTN_LATE;
+  // A consumer lets the other one in when its products are done, not when they are begun: the
+  // exponentials of one and the products of the other are side by side then. Measured at each size.
+  static constexpr bool kPassesLate = !kTf32<E> && Size <= 64;
 };
 
 struct Params : Shape {
@@ -108,7 +109,7 @@ __device__ __forceinline__ void TakeExponentials(float (&scores)[kColumns][4], R
   }
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    float(&part)[kParts] = largest[half];
+    float (&part)[kParts] = largest[half];
     float most = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
     most = fmaxf(most, rows.largest[half]);
     most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));

@@ -304,12 +304,6 @@ __device__ __forceinline__ uint32_t Tf32OfWeight(float x) {
   return min(__float_as_uint(x) + 0x1000u, 0x7fffffffu);
 }
 
-// A weight from the operand that Round made of it, which spares the registers of the weights.
-template <int kSteps>
-__device__ __forceinline__ float WeightOfTf32(const uint32_t (&operand)[kSteps][4], int j, int e) {
-  return __uint_as_float(operand[j][e % 2 * 2 + e / 2] - 0x1000u);
-}
-
 // Accumulators of a product are laid out as operands of the next one: of 16 bits two side by side
 // as one, of tf32 with the even columns first.
 template <class E, bool kWeights, int kSteps>
@@ -343,8 +337,7 @@ using Result = std::conditional_t<kTf32<E>, Rows, CUtensorMap>;
 // `number` is of the warpgroup's barrier.
 template <class E, int kColumns>
 __device__ __forceinline__ void StoreRows(const float (&d)[kColumns][4], const CUtensorMap* map,
-                                          uint32_t staging, int row, const Head& head,
-                                          int number) {
+                                          uint32_t staging, int row, const Head& head, int number) {
   const int thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const int r = thread / 32 * 16 + l % 16;  // of the row whose address this lane gives
   if (thread == 0) WaitForStoresReads();

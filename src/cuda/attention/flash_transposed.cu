@@ -19,8 +19,7 @@ struct Transposition {
   float* to;
 };
 
-__global__ void __launch_bounds__(kTransposing)
-    TransposeKernel(const Transposition x) {
+__global__ void __launch_bounds__(kTransposing) TransposeKernel(const Transposition x) {
   __shared__ float tile[kTile][kTile + 1];
   GridDependencySynchronize();
   for (int at = (int)blockIdx.x; at < x.all; at += (int)gridDim.x) {

@@ -72,6 +72,7 @@ struct PartsTask {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     AddPartsKernel(const __grid_constant__ PartsTask task, T* df) {
+  constexpr int kAtOnce = 4;             // elements of a thread
   float* sums = DynamicShared<float>();  // (groups, filters, channels, kernel)
   const int filter_run = (int)blockIdx.x / task.by_channel_runs;
   const int filter0 = filter_run * task.filters;
@@ -81,19 +82,31 @@ __global__ void __launch_bounds__(kThreads)
   const int group = (int)threadIdx.x / threads, thread = (int)threadIdx.x % threads;
   const int begin = task.count * group / task.groups, end = task.count * (group + 1) / task.groups;
   const bool filters_fast = task.filter_step == 1;
-  for (int k = thread; k < numel; k += threads) {
-    const int rest = k / task.by_fast, fast = k - rest * (int)task.by_fast.value;
-    const int slow = rest / task.by_kernel, i = rest - slow * task.kernel;
-    const int f = filters_fast ? fast : slow, c = filters_fast ? slow : fast;
-    float sum = 0.f;
-    if (filter0 + f < task.all_filters && channel0 + c < task.all_channels) {
-      const float* from = task.parts + (int64_t)(filter0 + f) * task.filter_step +
-                          (int64_t)i * task.kernel_step +
-                          (int64_t)(channel0 + c) * task.channel_step;
-#pragma unroll 8
-      for (int part = begin; part < end; part++) sum += from[part * task.part];
+  for (int first = thread; first < numel; first += kAtOnce * threads) {
+    const float* from[kAtOnce];
+    int to[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; u++) {
+      const int k = min(first + u * threads, numel - 1);
+      const int rest = k / task.by_fast, fast = k - rest * (int)task.by_fast.value;
+      const int slow = rest / task.by_kernel, i = rest - slow * task.kernel;
+      const int f = filters_fast ? fast : slow, c = filters_fast ? slow : fast;
+      const bool exists = filter0 + f < task.all_filters && channel0 + c < task.all_channels;
+      from[u] = !exists ? task.parts
+                        : task.parts + (int64_t)(filter0 + f) * task.filter_step +
+                              (int64_t)i * task.kernel_step +
+                              (int64_t)(channel0 + c) * task.channel_step;
+      to[u] = (f * task.channels + c) * task.kernel + i;
     }
-    sums[group * numel + (f * task.channels + c) * task.kernel + i] = sum;
+    float sum[kAtOnce] = {};
+#pragma unroll 4
+    for (int part = begin; part < end; part++) {
+#pragma unroll
+      for (int u = 0; u < kAtOnce; u++) sum[u] += from[u][part * task.part];
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; u++)
+      if (first + u * threads < numel) sums[group * numel + to[u]] = sum[u];
   }
   __syncthreads();
   for (int k = (int)threadIdx.x; k < numel; k += kThreads) {
@@ -110,7 +123,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 void AddParts(const Call& at, const Conv& c, int64_t count, int64_t pitch, bool swapped,
               const float* parts, T* df) {
-  constexpr int64_t kMostNumel = 2048;
+  constexpr int64_t kMostNumel = 2048, kMostFast = 512, kBlocks = 1024;  // of a block; about a wave
   const int64_t kernel = Size(c.kernel);
   PartsTask task{};
   task.parts = parts, task.part = c.o * kernel * pitch, task.count = (int)count;
@@ -118,10 +131,16 @@ void AddParts(const Call& at, const Conv& c, int64_t count, int64_t pitch, bool 
   task.kernel_step = (int)(swapped ? pitch * c.o : pitch);
   task.channel_step = (int)(swapped ? c.o : 1);
   task.all_filters = (int)c.o, task.all_channels = (int)c.c, task.kernel = (int)kernel;
-  int64_t fast = swapped ? 32 : 64;
+  // What lies side by side, and what does not.
+  const int64_t of_fast = swapped ? c.o : c.c, of_slow = swapped ? c.c : c.o;
+  int64_t fast = swapped ? 32 : 64, slow = 1;
   while (fast > 8 && fast * kernel > kMostNumel) fast /= 2;
-  int64_t slow = 1;
-  while (slow < 4 && swapped && fast * kernel * slow * 2 <= kMostNumel) slow *= 2;
+  const auto may_grow = [&] {
+    return fast * slow * kernel * 2 <= kMostNumel &&
+           CeilDiv(of_fast, fast) * CeilDiv(of_slow, slow) > kBlocks;
+  };
+  while (may_grow() && fast < std::min(of_fast, kMostFast)) fast *= 2;
+  while (may_grow() || (swapped && slow < 4 && fast * slow * kernel * 2 <= kMostNumel)) slow *= 2;
   task.filters = (int)(swapped ? fast : slow), task.channels = (int)(swapped ? slow : fast);
   const int64_t numel = fast * slow * kernel, runs = CeilDiv(c.c, task.channels);
   task.groups = 1;
@@ -313,7 +332,7 @@ Config Fastest(const Call& at, const Estimate& estimate) {
 Config InParts(const hopper::TileTime& time, const hopper::Extents& of, int multiprocessors,
                int index) {
   constexpr int64_t kLeastPanels = 4, kMostWaves = 2;
-  constexpr double kAddUs = 3, kNbytesUs = 3e6;  // of parts, written and read
+  constexpr double kAddUs = 4, kNbytesUs = 3e6;  // of parts, written and read
   const int64_t clusters = multiprocessors / time.cluster;
   const int64_t tiles =
       CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster) * CeilDiv(of.n, time.tile_n);
@@ -505,7 +524,7 @@ const char* HopperRefusal(const Call& at, const Conv& conv, Pass pass, const voi
 
 template <class T>
 void ForwardOnHopper(const Call& at, const Conv& c, const T* x, const T* f, const T* bias, T* y) {
-  if (at.kernel != Kernel::kWgmma && IsGemm(c))
+  if (at.kernel == Kernel::kGemm)
     return Multiply<T>(at, c.n * Size(c.in), c.o, c.c, x, false, f, true, bias, y);
   if (const auto rows = c.c % 8 ? Rows::Of(c) : std::nullopt) {
     const Scratch images(at.ctx, c.n * rows->strides[2] * (int64_t)sizeof(T), at.stream);
@@ -527,6 +546,7 @@ void ForwardOnHopper(const Call& at, const Conv& c, const T* x, const T* f, cons
 
 template <class T>
 void DataGradientOnHopper(const Call& at, const Conv& c, const T* f, const T* dy, T* dx) {
+  // The GEMM reads the filter as it lies.
   if (at.kernel != Kernel::kWgmma && IsGemm(c))
     return Multiply<T>(at, c.n * Size(c.in), c.c, c.o, dy, false, f, false, nullptr, dx);
   const Scratch filter(at.ctx, c.o * c.c * Size(c.kernel) * (int64_t)sizeof(T), at.stream);

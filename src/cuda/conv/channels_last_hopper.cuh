@@ -1,7 +1,8 @@
 // Convolution of floats of 16 bits with channels last by wgmma and TMA, for sm_90a; arguments as in
-// channels_last.cuh. Dense, channels and filters by eight: a 1 x 1 filter at stride 1 is a GEMM of
-// the images as they lie, the others are implicit GEMMs (channels_last_sources.cuh). Images of few
-// channels, as photographs are, are copied for a forward pass and for the gradient of the filter.
+// channels_last.cuh. Dense, channels and filters by eight: implicit GEMM
+// (channels_last_sources.cuh), or, of a 1 x 1 filter at stride 1, a GEMM of the images as they lie.
+// Images of few channels, as photographs are, are copied for a forward pass and for the gradient of
+// the filter.
 #pragma once
 #include "cuda/conv/channels_last.cuh"
 #include "cuda/conv/cost.h"

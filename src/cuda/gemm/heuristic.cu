@@ -8,8 +8,8 @@
 #include <cstring>
 #include <optional>
 
-#include "cuda/gemm/ffma.cuh"
 #include "cuda/gemm/kernel.cuh"
+#include "cuda/gemm/rungs/ffma.cuh"
 #include "cuda/gemm/uint8.cuh"
 #include "cuda/reduce/reduce.cuh"
 

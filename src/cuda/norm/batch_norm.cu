@@ -38,7 +38,7 @@ struct MomentsOp {
 #pragma unroll
       for (int e = 0; e < kVector; e++) first[e] = u[e];
     }
-    it.template ForEach<8>([&](int64_t, int64_t at) { return Read<kVector>(x + at); }, [] {},
+    it.template ForEach<8>([&](int64_t, int64_t at) { return Read<kVector>(x + at); },
                            [&](const Vec<T, kVector>& u, int64_t) {
 #pragma unroll
                              for (int e = 0; e < kVector; e++) {
@@ -92,7 +92,7 @@ struct NormalizeOp {
       Vec<T, kVector> x, addend;
     };
     Affine affine[kVector];
-    const auto of = [&](int64_t c) { return AffineOf(moments.Of(c), scale[c], bias[c]); };
+    it.OfChannels([&](int64_t c) { return AffineOf(moments.Of(c), scale[c], bias[c]); }, affine);
     it.template ForEach<kAdds ? 2 : 4>(
         [&](int64_t, int64_t at) {
           Loaded loaded;
@@ -100,7 +100,6 @@ struct NormalizeOp {
           if constexpr (kAdds) loaded.addend = ReadLast<kVector>(addend + at);
           return loaded;
         },
-        [&] { it.OfChannels(of, affine); },
         [&](const Loaded& loaded, int64_t at) {
           float out[kVector];
 #pragma unroll

@@ -170,6 +170,7 @@ struct SumsOp {
       typename Flow::template Loaded<kVector> flow;
     };
     typename Stats::Channel channel[kVector];
+    it.OfChannels([&](int64_t c) { return stats.Of(c, flow); }, channel);
 #pragma unroll
     for (int e = 0; e < kVector; e++) scale[e] = bias[e] = 0.f;
     constexpr int kBatch = Stats::kBatch < Flow::kBatch ? Stats::kBatch : Flow::kBatch;
@@ -181,7 +182,6 @@ struct SumsOp {
           loaded.flow = flow.template Load<kVector>(at);
           return loaded;
         },
-        [&] { it.OfChannels([&](int64_t c) { return stats.Of(c, flow); }, channel); },
         [&](const Loaded& loaded, int64_t at) {
           float g[kVector];
 #pragma unroll
@@ -232,6 +232,7 @@ struct GradientOp {
       typename Flow::template Loaded<kVector> flow;
     };
     Channel channel[kVector];
+    it.OfChannels([&](int64_t c) { return Of(c); }, channel);
     it.template ForEach<2>(
         [&](int64_t, int64_t at) {
           Loaded loaded;
@@ -239,7 +240,6 @@ struct GradientOp {
           loaded.flow = flow.template Load<kVector>(at);
           return loaded;
         },
-        [&] { it.OfChannels([&](int64_t c) { return Of(c); }, channel); },
         [&](const Loaded& loaded, int64_t at) {
           float out[kVector];
 #pragma unroll

@@ -1,14 +1,15 @@
 // Tiling for kernels that reduce or map x (outer, channels, inner) channel by channel.
 //
 // A tile is a run of neighboring channels, 128 bytes or more of each image n, and is shared by
-// `parts` blocks, as many as are resident at a time. Threads load vectors of 16 bytes where
-// alignment and sizes allow. In a tile of several channels a thread keeps its position in the run
-// for all n, and so the channels of its vector; in a tile of one channel, threads lie along the
-// runs of all n. A thread knows its channels before its loop and advances by constant steps,
-// without divisions.
+// `parts` blocks. Threads load vectors of 16 bytes where alignment and sizes allow. In a tile of
+// several channels a thread keeps its position in the run for all n, and so the channels of its
+// vector; in a tile of one channel, threads lie along the runs of all n. A thread knows its
+// channels before its loop and advances by constant steps, without divisions.
 //
-// Blocks are interleaved. Reductions walk the images from last to first, maps from first to last:
-// each starts with what the kernel before it left in the L2 cache. Memory bandwidth limits both.
+// Reductions walk the images from last to first and maps from first to last: each starts with what
+// the kernel before it left in the L2 cache. Parts are interleaved, so that blocks that run at a
+// time read neighboring memory; those of a map with many tiles are runs of images, for the same
+// reason. Memory bandwidth limits both.
 #pragma once
 #include <numeric>
 
@@ -20,10 +21,8 @@
 namespace dlsys {
 namespace cuda {
 
-// Threads of a block, and blocks that a multiprocessor holds: few of a reduction, whose partial
-// sums one block combines, and of a map so many as registers allow.
-constexpr int kSumsThreads = 512, kSumsBlocks = 1;
-constexpr int kMapThreads = 256, kMapBlocks = 3;
+constexpr int kSumsThreads = 512;                 // of a block at most
+constexpr int kMapThreads = 256, kMapBlocks = 3;  // of a block, and of a multiprocessor
 constexpr int kMaxWidth = 64;
 
 struct ChannelTiling {
@@ -36,43 +35,54 @@ struct ChannelTiling {
   Divisor by_length;
   int64_t vecs;  // vectors of a tile
   int tiles, parts;
-  Divisor by_run, by_tiles;
-  int rounds, rest;          // `rounds` vectors of each thread, and one more of the first `rest`
-  int step_n, step_run;      // from one vector of a thread to its next: images, vectors of a run,
-  int64_t step_at, wrap_at;  // elements, and how many more past the end of a run
-  bool reversed;             // from the last n to the first
+  int64_t first;             // vectors from the start of a part to that of the next
+  int step, most;            // vectors from one of a thread to its next; vectors of a thread
+  int step_n, step_run;      // a step as images and vectors of a run,
+  int64_t step_at, wrap_at;  // as elements, and how many more past the end of a run
+  Divisor by_run, by_step, by_tiles;
+  bool reversed;  // from the last n to the first
 
   // Of a reduction, or else a map. `wide` is the number of elements in 16 bytes where all arrays
   // are aligned to that, else 1.
   ChannelTiling(DLContext ctx, const Channels& shape, int wide, bool reduces)
-      : threads(reduces ? kSumsThreads : kMapThreads),
-        length((int)std::min<int64_t>(shape.inner, INT32_MAX)),
+      : length((int)std::min<int64_t>(shape.inner, INT32_MAX)),
         by_length(std::max<int64_t>(shape.inner, 1)),
         reversed(reduces) {
-    const int64_t resident = (reduces ? kSumsBlocks : kMapBlocks) * Multiprocessors(ctx.device_id);
+    const int64_t processors = Multiprocessors(ctx.device_id);
     const bool empty = shape.Numel() == 0;
     vector = !empty && shape.count * shape.inner % wide == 0 ? wide : 1;
     width = empty ? 1 : Width(shape);
-    if (width * shape.inner > (int64_t)vector * threads) {  // more vectors than threads
+    if (width * shape.inner > (int64_t)vector * kMapThreads) {  // more vectors than threads
       if (shape.inner % vector != 0) vector = 1;
       width = 1;
     }
+    tiles = (int)CeilDiv(shape.count, width);
+    // One block of many threads for a tile on each multiprocessor leaves few partial sums.
+    threads = reduces && tiles < processors ? kSumsThreads : kMapThreads;
     run = (int)std::max<int64_t>(1, width * shape.inner / vector);
     loaders = width > 1 ? threads / run * run : threads;
-    by_run = Divisor(run);
     vecs = empty ? 0 : shape.outer * run;
-    tiles = (int)CeilDiv(shape.count, width);
-    by_tiles = Divisor(std::max(tiles, 1));
-    const int64_t worth = CeilDiv(vecs, 4 * loaders);  // four vectors a thread or more
-    parts = (int)std::max<int64_t>(1, std::min(worth, Parts(std::max(tiles, 1), resident)));
-    const int step = parts * loaders;  // vectors from one of a thread to its next
-    rounds = (int)(vecs / step);
-    rest = (int)(vecs % step);
+    const int64_t rounds = CeilDiv(vecs, loaders), all = std::max(tiles, 1);
+    const int64_t resident = processors * (reduces ? kSumsThreads / threads : kMapBlocks);
+    if (reduces || 8 * all <= resident) {  // interleaved, each of four vectors a thread or more
+      parts = (int)std::max<int64_t>(1, std::min(CeilDiv(rounds, 4), Parts(all, resident)));
+      first = loaders;
+      step = parts * loaders;
+      most = INT32_MAX;
+    } else {  // a part is a run of images, of 4 to 16 vectors a thread
+      most = (int)std::max<int64_t>(4, std::min<int64_t>(16, rounds * all / (2 * resident)));
+      parts = (int)std::max<int64_t>(1, CeilDiv(rounds, most));
+      first = most * loaders;
+      step = loaders;
+    }
     step_n = step / run;
     step_run = step % run;
     const int64_t image = (reversed ? -1 : 1) * shape.count * shape.inner;
     step_at = step_n * image + step_run * vector;
     wrap_at = image - run * vector;
+    by_run = Divisor(run);
+    by_step = Divisor(step);
+    by_tiles = Divisor(all);
   }
 
   unsigned Blocks() const { return (unsigned)tiles * (unsigned)parts; }
@@ -98,6 +108,11 @@ struct ChannelTiling {
   }
 };
 
+// For numbers that are rarely larger than a Divisor divides.
+__device__ __forceinline__ int64_t Quotient(int64_t n, const Divisor& by) {
+  return n <= INT32_MAX ? (int)n / by : n / by.value;
+}
+
 // Iterates over the vectors of a thread in one part of one tile.
 template <int kVector>
 struct TileIterator {
@@ -106,11 +121,11 @@ struct TileIterator {
 
   __device__ TileIterator(const Channels& shape, const ChannelTiling& tiling, int part, int tile)
       : count(0), n(0), tiling_(tiling), shape_(shape), begin_((int64_t)tile * tiling.width) {
-    const int vec = part * tiling.loaders + threadIdx.x;
+    const int64_t vec = part * tiling.first + threadIdx.x;
     if (threadIdx.x < tiling.loaders && vec < tiling.vecs) {
-      count = tiling.rounds + (vec < tiling.rest ? 1 : 0);
-      n = vec / tiling.by_run;
-      k_ = vec - (int)n * tiling.run;
+      count = (int)min((int64_t)tiling.most, Quotient(tiling.vecs - 1 - vec, tiling.by_step) + 1);
+      n = Quotient(vec, tiling.by_run);
+      k_ = (int)(vec - n * tiling.run);
     }
     if (begin_ * shape.inner + (k_ + 1) * kVector > shape.count * shape.inner)
       count = k_ = 0;  // the last tile may have fewer channels
@@ -135,27 +150,12 @@ struct TileIterator {
     return threadIdx.x < tiling_.width && c < shape_.count ? c : -1;
   }
 
-  // Calls add(load(n, at), at) for every vector, with kBatch loads in flight, and prepare() once,
-  // while the first are.
-  template <int kBatch, class Load, class Prepare, class Add>
-  __device__ __forceinline__ void ForEach(const Load& load, const Prepare& prepare,
-                                          const Add& add) {
-    decltype(load(n, at)) loaded[kBatch];
-    int64_t where[kBatch];
-    const auto fetch = [&](int j) {
-      where[j] = at;
-      loaded[j] = load(n, at);
-      Advance();
-    };
-    const auto use = [&](int j) { add(loaded[j], where[j]); };
+  // Calls add(load(n, at), at) for every vector, with kBatch loads in flight.
+  template <int kBatch, class Load, class Add>
+  __device__ __forceinline__ void ForEach(const Load& load, const Add& add) {
     int left = count;
-    Batch<kBatch>(left, fetch);
-    prepare();
-    while (left > 0) {
-      Batch<kBatch>(left, use);
-      left -= kBatch;
-      Batch<kBatch>(left, fetch);
-    }
+    for (; left >= kBatch; left -= kBatch) Batch<kBatch, true>(kBatch, load, add);
+    if (left > 0) Batch<kBatch, false>(left, load, add);
   }
 
  private:
@@ -164,17 +164,20 @@ struct TileIterator {
   const int64_t begin_;  // the first channel of the tile
   int k_ = 0;
 
-  // f(0), f(1), ..., of kBatch or what is left.
-  template <int kBatch, class F>
-  __device__ __forceinline__ void Batch(int left, const F& f) {
-    if (left >= kBatch) {
+  template <int kBatch, bool kFull, class Load, class Add>
+  __device__ __forceinline__ void Batch(int left, const Load& load, const Add& add) {
+    decltype(load(n, at)) loaded[kBatch];
+    int64_t where[kBatch];
 #pragma unroll
-      for (int j = 0; j < kBatch; j++) f(j);
-    } else {
+    for (int j = 0; j < kBatch; j++)
+      if (kFull || j < left) {
+        where[j] = at;
+        loaded[j] = load(n, at);
+        Advance();
+      }
 #pragma unroll
-      for (int j = 0; j < kBatch - 1; j++)
-        if (j < left) f(j);
-    }
+    for (int j = 0; j < kBatch; j++)
+      if (kFull || j < left) add(loaded[j], where[j]);
   }
 
   __device__ __forceinline__ void Advance() {
@@ -198,7 +201,7 @@ __device__ __forceinline__ void ReduceThreads(const ChannelTiling& tiling, Sum v
   __syncthreads();  // the previous call's readers are done
   sums[threadIdx.x] = value;
   __syncthreads();
-  for (int left = kSumsThreads / width; left > 1;) {
+  for (int left = tiling.threads / width; left > 1;) {
     const int half = (left + 1) / 2;
     if (threadIdx.x < (left - half) * width) sums[threadIdx.x] += sums[threadIdx.x + half * width];
     __syncthreads();
@@ -221,7 +224,7 @@ __device__ __forceinline__ void ReduceVecs(const ChannelTiling& tiling, const Su
 #pragma unroll
   for (int e = 0; e < kVector; e++) entries[threadIdx.x * kVector + e] = of[e];
   __syncthreads();
-  const int each = kSumsThreads / tiling.width, first = threadIdx.x / tiling.width;
+  const int each = tiling.threads / tiling.width, first = threadIdx.x / tiling.width;
   const int w = threadIdx.x - first * tiling.width;
   const int row = tiling.run * kVector, count = tiling.loaders / tiling.run * tiling.length;
   if (first < each)
@@ -252,7 +255,7 @@ __device__ __forceinline__ void ReduceParts(const Channels& shape, const Channel
                                             int tile, const Partials<Sum>& partials,
                                             TileSums<Sum>& sums) {
   constexpr int kBatch = 8;  // loads of each in flight
-  const int each = kSumsThreads / tiling.width, begin = threadIdx.x / tiling.width;
+  const int each = tiling.threads / tiling.width, begin = threadIdx.x / tiling.width;
   const int64_t c = (int64_t)tile * tiling.width + threadIdx.x - begin * tiling.width;
   Sum first = 0, second = 0;
   if (begin < each && c < shape.count) {
@@ -284,7 +287,7 @@ __device__ __forceinline__ void Finish(const Channels& shape, const ChannelTilin
 // The blocks of a tile write partial sums. With `arrived`, a counter a tile that is zero before and
 // after, the last block to arrive combines them; without, TotalsKernel does.
 template <int kVector, class Op>
-__global__ void __launch_bounds__(kSumsThreads, kSumsBlocks)
+__global__ void __launch_bounds__(kSumsThreads)
     PartialSumsKernel(const __grid_constant__ Channels shape,
                       const __grid_constant__ ChannelTiling tiling, const __grid_constant__ Op op,
                       Partials<typename Op::Sum> partials, unsigned* arrived) {
@@ -338,13 +341,13 @@ void RunSums(const char* name, DLContext ctx, const Channels& shape, bool aligne
   const Partials<Sum> partials{(Sum*)scratch.data(), (Sum*)scratch.data() + count};
   const bool pdl = ComputeMajor(ctx.device_id) >= 9;
   const auto run = [&](auto kernel) {
-    LaunchClusters(name, kernel, tiling.Blocks(), 1, kSumsThreads, 0, pdl, stream, shape, tiling,
+    LaunchClusters(name, kernel, tiling.Blocks(), 1, tiling.threads, 0, pdl, stream, shape, tiling,
                    op, partials, arrived);
   };
   tiling.vector > 1 ? run(PartialSumsKernel<kWide<T>, Op>) : run(PartialSumsKernel<1, Op>);
   if (!arrived && tiling.parts > 1)
-    LaunchClusters(name, TotalsKernel<Op>, (unsigned)tiling.tiles, 1, kSumsThreads, 0, pdl, stream,
-                   shape, tiling, op, partials);
+    LaunchClusters(name, TotalsKernel<Op>, (unsigned)tiling.tiles, 1, tiling.threads, 0, pdl,
+                   stream, shape, tiling, op, partials);
 }
 
 // ---- maps ----

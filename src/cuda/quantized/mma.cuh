@@ -1,6 +1,7 @@
-// Products of bytes by tensor cores: one function for the instruction mma m16n8k32 of unsigned times
-// signed bytes, which sm_80 and later have; what older GPUs do instead gives the same integers, by
-// shuffles and dp4a, and is limited by them. src/emulator/cuda/quantized/mma.cuh has it for a CPU.
+// Products of bytes by tensor cores: one function for the instruction mma m16n8k32 of unsigned
+// times signed bytes, which sm_80 and later have; what older GPUs do instead gives the same
+// integers, by shuffles and dp4a, and is limited by them. src/emulator/cuda/quantized/mma.cuh has
+// it for a CPU.
 #pragma once
 #include <cuda_runtime.h>
 

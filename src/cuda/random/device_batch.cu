@@ -64,6 +64,8 @@ __device__ __forceinline__ To Converted(bool exists, T x, float scale, float shi
     return exists ? x : T(0);
 }
 
+constexpr int kMostRows = 8;  // of a block
+
 // Gathers `count` samples, kWidth elements of one channel at a time; samples below 0 do not exist.
 // `scale` and `shift` are those of the first channel. `ready` is called between the first load and
 // the first store.
@@ -71,7 +73,7 @@ template <int kWidth, class T, class To, class Ready>
 __device__ __forceinline__ void TakeRows(const int64_t* sample_of, int count, const T* samples,
                                          const Affine& affine, float scale, float shift, To* to,
                                          Ready&& ready) {
-  constexpr int kBatch = 4;  // rows with loads in flight
+  constexpr int kBatch = kMostRows;  // rows with loads in flight
   const int size = (int)affine.size, inner = (int)affine.inner;
   for (int k = kWidth * (int)threadIdx.x; k < size; k += kWidth * (int)blockDim.x) {
     if (affine.channels > 1) {
@@ -98,14 +100,16 @@ __device__ __forceinline__ void TakeRows(const int64_t* sample_of, int count, co
   }
 }
 
-__device__ __forceinline__ void TakeLabels(const int64_t* sample_of, int count,
-                                           const Labels& labels, uint8_t* to) {
-  const int nbytes = (int)labels.nbytes;
-  for (int i = threadIdx.x; i < count * nbytes; i += blockDim.x)
-    to[i] = labels.from[sample_of[i / nbytes] * nbytes + i % nbytes];
-}
-
-constexpr int kMostRows = 8;  // of a block
+// The labels of some samples, as bytes.
+struct LabelBytes {
+  const int64_t* sample_of;
+  const Labels& labels;
+  int count;
+  __device__ __forceinline__ uint8_t operator[](int i) const {
+    const int nbytes = (int)labels.nbytes;
+    return i < count ? labels.from[sample_of[i / nbytes] * nbytes + i % nbytes] : 0;
+  }
+};
 
 // One thread a row finds the samples, then all threads gather them. With `inputs_ready` (nothing
 // that it reads is being written) it loads before the preceding kernels are done (programmatic
@@ -129,10 +133,15 @@ __global__ void TakeKernel(Rows rows, const T* samples, Affine affine, To* x, in
     const int count = (int)min((int64_t)of_block, n - first);
     if ((int)threadIdx.x < count) sample_of[threadIdx.x] = rows.At(first + threadIdx.x);
     __syncthreads();
+    const LabelBytes bytes = {sample_of, labels, count * (int)labels.nbytes};
+    const uint8_t byte = bytes[(int)threadIdx.x];  // under way together with the samples
     TakeRows<kWidth>(sample_of, count, samples, affine, scale, shift, x + first * affine.size,
                      ready);
     ready();
-    TakeLabels(sample_of, count, labels, labels.to + first * labels.nbytes);
+    uint8_t* const to = labels.to + first * labels.nbytes;
+    if ((int)threadIdx.x < bytes.count) to[threadIdx.x] = byte;
+    for (int i = (int)(threadIdx.x + blockDim.x); i < bytes.count; i += (int)blockDim.x)
+      to[i] = bytes[i];
     __syncthreads();  // all threads have read sample_of
   }
 }

@@ -292,7 +292,8 @@ __device__ __forceinline__ void WaitForProducts() {
 template <class T, bool kAlongM, bool kAlongN, int kBlocks>
 __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, uint64_t b,
                                             bool accumulate) {
-  static_assert(kBlocks == 4 || kBlocks == 8 || kBlocks == 16 || kBlocks == 32, "32 to 256 columns");
+  static_assert(kBlocks == 4 || kBlocks == 8 || kBlocks == 16 || kBlocks == 32,
+                "32 to 256 columns");
   static_assert(!std::is_same_v<T, float> || !(kAlongM || kAlongN), "tf32 lies along K");
   if constexpr (kBlocks == 32) {
     DLSYS_WGMMA_TYPES(256, (DLSYS_REGS64(d, 0), DLSYS_REGS64(d, 16)), DLSYS_NAMES128, "%128",
@@ -307,24 +308,24 @@ __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, 
   }
 }
 
-#define DLSYS_WGMMA_REGISTERS(n, regs, names, a0, a1, a2, a3, b0, p0, t0)                         \
-  if constexpr (std::is_same_v<T, float>)                                                         \
-    DLSYS_WGMMA_OF_REGISTERS(#n "k8", "tf32", DLSYS_UNPACK regs, names, a0, a1, a2, a3, b0, p0,   \
-                             "");                                                                 \
-  else if constexpr (std::is_same_v<T, bfloat16>)                                                 \
-    DLSYS_WGMMA_OF_REGISTERS(#n "k16", "bf16", DLSYS_UNPACK regs, names, a0, a1, a2, a3, b0, p0,  \
-                             ", " t0, "n"((int)kAlongN));                                         \
-  else                                                                                            \
-    DLSYS_WGMMA_OF_REGISTERS(#n "k16", "f16", DLSYS_UNPACK regs, names, a0, a1, a2, a3, b0, p0,   \
+#define DLSYS_WGMMA_REGISTERS(n, regs, names, a0, a1, a2, a3, b0, p0, t0)                        \
+  if constexpr (std::is_same_v<T, float>)                                                        \
+    DLSYS_WGMMA_OF_REGISTERS(#n "k8", "tf32", DLSYS_UNPACK regs, names, a0, a1, a2, a3, b0, p0,  \
+                             "");                                                                \
+  else if constexpr (std::is_same_v<T, bfloat16>)                                                \
+    DLSYS_WGMMA_OF_REGISTERS(#n "k16", "bf16", DLSYS_UNPACK regs, names, a0, a1, a2, a3, b0, p0, \
+                             ", " t0, "n"((int)kAlongN));                                        \
+  else                                                                                           \
+    DLSYS_WGMMA_OF_REGISTERS(#n "k16", "f16", DLSYS_UNPACK regs, names, a0, a1, a2, a3, b0, p0,  \
                              ", " t0, "n"((int)kAlongN))
-#define DLSYS_WGMMA_OF_REGISTERS(shape, type, regs, names, a0, a1, a2, a3, b0, p0, tail, ...)     \
-  asm volatile("{ .reg .pred p;\nsetp.ne.b32 p, " p0                                              \
-               ", 0;\n"                                                                           \
-               "wgmma.mma_async.sync.aligned.m64n" shape ".f32." type "." type " {" names         \
-               "}, {" a0 "," a1 "," a2 "," a3 "}, " b0 ", p, 1, 1" tail "; }"                     \
-               : regs                                                                             \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate)         \
-                     __VA_OPT__(, ) __VA_ARGS__)
+#define DLSYS_WGMMA_OF_REGISTERS(shape, type, regs, names, a0, a1, a2, a3, b0, p0, tail, ...) \
+  asm volatile("{ .reg .pred p;\nsetp.ne.b32 p, " p0                                          \
+               ", 0;\n"                                                                       \
+               "wgmma.mma_async.sync.aligned.m64n" shape ".f32." type "." type " {" names     \
+               "}, {" a0 "," a1 "," a2 "," a3 "}, " b0 ", p, 1, 1" tail "; }"                 \
+               : regs                                                                         \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                          \
+                 "r"((int)accumulate)__VA_OPT__(, ) __VA_ARGS__)
 
 // The same with A (64, 16) of 16-bit elements in registers: thread t of the warpgroup holds the
 // columns t % 4 * 2 and the next of row t / 32 * 16 + t % 32 / 4 in a[0], of the row 8 below in

@@ -27,7 +27,8 @@ __device__ __forceinline__ void StoreQuad(float* shared, float x, float y, float
                : "memory");
 }
 
-// The same to global memory, where parts of what lanes write side by side would be parts of sectors.
+// The same to global memory, where parts of what lanes write side by side would be parts of
+// sectors.
 __device__ __forceinline__ void StoreQuadTo(float* p, float x, float y, float z, float w) {
   asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
                "f"(x), "f"(y), "f"(z), "f"(w)

@@ -24,16 +24,17 @@ CUtensorMap HeadMap(const char* op, int dtype, const void* data,
                     const std::array<int64_t, 4>& extents, const std::array<int64_t, 3>& strides,
                     int box_rows);
 
-// A map of a matrix (outer, inner) of float32, its rows `pitch` elements apart, in boxes that lie
-// in shared memory as they are: neither swizzled nor rounded.
-CUtensorMap PlainMap(const char* op, const float* data, int64_t inner, int64_t outer, int64_t pitch,
-                     int box_inner, int box_outer);
 // The same with a box of any extents, its inner one of 128 bytes.
 template <size_t kAxes>
 CUtensorMap ArrayMap(const char* op, int dtype, const void* data,
                      const std::array<int64_t, kAxes>& extents,
                      const std::array<int64_t, kAxes - 1>& strides,
                      const std::array<int, kAxes>& box, bool rounds = true);
+
+// A map of a matrix (outer, inner) of float32, its rows `pitch` elements apart, in boxes that lie
+// in shared memory as they are: neither swizzled nor rounded.
+CUtensorMap PlainMap(const char* op, const float* data, int64_t inner, int64_t outer, int64_t pitch,
+                     int box_inner, int box_outer);
 
 // Positions of a filter over images along an axis: `count` of them, from `first` on, `step` apart.
 struct PixelAxis {

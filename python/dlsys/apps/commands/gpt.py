@@ -52,6 +52,7 @@ def _add_model(parser: Parser) -> None:
 
 def _add_training(parser: Parser) -> None:
     group = parser.add_argument_group("training")
+    group.add_argument("--preset", choices=("30m",), help="30 million parameters, for a GPU")
     group.add_argument("--resume", action="store_true", help="go on with the run in DIR")
     group.add_argument("--steps", type=usage.positive, metavar="N", help="updates in all")
     group.add_argument(

@@ -75,7 +75,7 @@ class Plan:
     arena_nbytes: int = 0
     unshared_nbytes: int = 0  # what the arena's buffers would take if each value had its own memory
     live_nbytes: int = 0  # the largest sum of bytes alive at one step: no arena can be smaller
-    recomputed: Any = None  # what runs twice, see recompute.py; None where nothing does
+    recomputed: Any = None  # what runs twice, see ../recompute.py; None where nothing does
 
     __str__ = told_by("dlsys.executor.debug.report", "plan_text")
     __repr__ = told_by("dlsys.executor.debug.report", "plan_line")

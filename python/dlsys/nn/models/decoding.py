@@ -128,7 +128,7 @@ class Decoder:
         """
         sampling = sampling or Sampling()
         number = int(np.random.default_rng(seed).integers(2**63))
-        logits, drawn, group = self.read(prompt), 0, 1
+        logits, last, drawn, group = self.read(prompt), 0, 0, 1
         while drawn < count:
             if drawn:  # the last token is still to be read
                 room = self.model.config.context - len(self.tokens)

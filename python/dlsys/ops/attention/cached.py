@@ -47,10 +47,11 @@ class AppendToCacheOp(Op):
 
 
 class CachedAttentionOp(Op):
-    """softmax(scale · q keysᵀ) values as (N, L, heads · d), of queries q (N, heads, L, d), the first
-    of which is at position `start`, an int64 scalar, over keys and values (N, heads, capacity, d);
-    query l sees the positions up to start + l. No gradient. d is a multiple of 4 on a GPU, at most
-    512.
+    """softmax(scale · q keysᵀ) values as (N, L, heads · d), of queries q (N, heads, L, d) over keys
+    and values (N, heads, capacity, d).
+
+    start: an int64 scalar, the position of the first query; query l sees the positions up to start
+    + l. No gradient. On a GPU d is a multiple of 4, at most 512.
     """
 
     name = kernel = "cached_attention"

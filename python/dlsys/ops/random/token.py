@@ -42,7 +42,11 @@ def token_probabilities(
 
 
 def draw_token(
-    logits: np.ndarray, settings: Sequence[float], seed: int, step: int, row: int = 0
+    logits: np.ndarray,
+    settings: Sequence[float] | np.ndarray,
+    seed: int,
+    step: int,
+    row: int = 0,
 ) -> int:
     """A token from logits (n,), by the temperature, top_k and top_p of `settings`."""
     temperature, top_k, top_p = settings
@@ -75,7 +79,9 @@ class DrawTokenOp(Op):
         check_count(node, "step", step)
         for x, spec in zip(node.inputs, specs[:2]):
             if spec.dtype is not None and spec.dtype.kind != "f":
-                raise node.error(f"expected logits and settings in floats, got {x.name} {spec.dtype}")
+                raise node.error(
+                    f"expected logits and settings in floats, got {x.name} {spec.dtype}"
+                )
         if len(logits.shape) != 2 or logits.shape[1] < 1 or settings.shape != (3,):
             raise node.error(
                 f"expected logits (rows, n) and settings (3,), got {logits.shape} and "

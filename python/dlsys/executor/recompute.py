@@ -10,7 +10,9 @@ What is stored is chosen in two stages. First all *cuts* are: activations behind
 nodes read no earlier one, such as the residual stream between blocks. Of the rest, those go
 that free the most bytes for a FLOP of computing them again, as few as will do. Where all of them do
 not, only every second cut is stored, every third and so on. A cut and what is between two of them
-are computed again together, when backward first asks for something there.
+are computed again together, when backward first asks for something there. The fusion weight_update,
+which makes the weights of several small layers in one kernel, needs all their activations at once:
+leave it out where such layers are to take less.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from typing import NamedTuple
 
-from ...errors import GraphError, OutOfMemoryError
-from ...graph.node import Node
-from .memory import Plan, is_step
-from .schedule import storage_of
+from ..errors import GraphError, OutOfMemoryError
+from ..graph.node import Node
+from .plan.memory import Plan, is_step
+from .plan.schedule import storage_of
 
 MakePlan = Callable[[list[Node], list[Node]], Plan]
 
@@ -61,12 +63,12 @@ def byte_count(memory: int | str) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
-def fit(order: list[Node], fetches: list[Node], budget: int, plan_of: MakePlan) -> Plan:
-    """The plan of a scheduled graph whose arena has at most `budget` bytes. OutOfMemoryError names
-    the least that was found where there is none.
+def fit(order: list[Node], fetches: list[Node], budget: int | None, plan_of: MakePlan) -> Plan:
+    """The plan of a scheduled graph whose arena has at most `budget` bytes, where there is one.
+    OutOfMemoryError names the least that was found where none is within it.
     """
     plan = least = plan_of(order, fetches)
-    if plan.arena_nbytes <= budget:
+    if budget is None or plan.arena_nbytes <= budget:
         return plan
     activations = Activations(order, fetches)
 
@@ -211,9 +213,7 @@ def _backward_order(order: Sequence[Node], late: Set[Node]) -> list[Node]:
         if node not in read and len(last) == 1:
             ends.setdefault(last[0], []).append(node)
     moved = {node for found in ends.values() for node in found}
-    return [
-        one for node in anchors if node not in moved for one in (node, *ends.get(node, ()))
-    ]
+    return [one for node in anchors if node not in moved for one in (node, *ends.get(node, ()))]
 
 
 def _early(order: Sequence[Node], late: Set[Node]) -> set[Node]:

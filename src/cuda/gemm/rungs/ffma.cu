@@ -1,6 +1,6 @@
 // Launches of the GEMM by FFMA and TMA (ffma.cuh): operands that do not lie (k, mn), or whose rows
 // TMA cannot read, are copied before; the copy is limited by memory bandwidth.
-#include "cuda/gemm/ffma.cuh"
+#include "cuda/gemm/rungs/ffma.cuh"
 #include "cuda/runtime/tensor_map.cuh"
 
 namespace dlsys {

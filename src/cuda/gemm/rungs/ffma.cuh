@@ -22,9 +22,11 @@ using FfmaTiling = LargeTiling<256, 128, 16, 8, 16, 6, 1>;
 constexpr int kFfmaPanelA = FfmaTiling::kTileM * FfmaTiling::kTileK;
 constexpr int kFfmaStageNumel = kFfmaPanelA + FfmaTiling::kTileN * FfmaTiling::kTileK;
 constexpr int kFfmaPanels = FfmaTiling::kStages * kFfmaStageNumel;
+constexpr int kFfmaAlignment = 128;  // of what TMA writes
 // Panels, over which a tile of C lies at the end.
 constexpr size_t kFfmaNbytes =
-    (kFfmaPanels > FfmaTiling::kTileNumel ? kFfmaPanels : FfmaTiling::kTileNumel) * sizeof(float);
+    (kFfmaPanels > FfmaTiling::kTileNumel ? kFfmaPanels : FfmaTiling::kTileNumel) * sizeof(float) +
+    kFfmaAlignment;
 
 // A thread's sums, and its operands at this k and at the next. Adjacent lanes share a column, lanes
 // two apart a row: shared memory broadcasts to them.
@@ -90,7 +92,8 @@ __global__ __launch_bounds__(T::kThreads,
   constexpr int kWarpsM = T::kTileM / T::kWarpM, kWarps = T::kThreads / 32;
   constexpr int kFloat = (int)sizeof(float);
   __shared__ __align__(8) uint64_t barriers[2 * T::kStages];
-  float* const memory = DynamicShared<float>();
+  unsigned char* const dynamic = DynamicShared<unsigned char>();
+  auto* const memory = (float*)(dynamic + (-hopper::SharedAddress(dynamic) & (kFfmaAlignment - 1)));
   const uint32_t shared = hopper::SharedAddress(memory);
   const uint32_t full = hopper::SharedAddress(barriers), empty = full + 8 * T::kStages;
   const TileCoord coord = TileCoordOf(params, blockIdx.x);
