@@ -181,7 +181,10 @@ class Convolutions(unittest.TestCase):
                     except NotApplicableError:
                         self.assertTrue(name.startswith("implicit gemm"))
                         of_pointwise = sizes[-1] == 1 and not attrs
-                        others = " 128x128", " of gradients"  # of 32 bits, of products of a function
+                        others = (
+                            " 128x128",
+                            " of gradients",
+                        )  # of 32 bits, of products of a function
                         self.assertTrue(not of_pointwise or name.endswith(others))
 
     def test_an_algorithm_that_cannot_says_which_can(self) -> None:

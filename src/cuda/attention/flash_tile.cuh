@@ -3,8 +3,8 @@
 // flash_forward.cu and flash_backward.cu have the algorithms and what limits them.
 //
 // wgmma reads operands of tf32 along K only, so that float32 arrays whose positions are summed over
-// have transposed copies (transposed.cu), in which each eight positions lie as tf32 operands in
-// registers count the columns of accumulators: the even ones first.
+// have transposed copies (flash_transposed.cu), in which each eight positions lie as tf32 operands
+// in registers count the columns of accumulators: the even ones first.
 #pragma once
 #include <algorithm>
 #include <initializer_list>

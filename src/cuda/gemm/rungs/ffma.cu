@@ -1,5 +1,6 @@
-// Launches of the GEMM by FFMA and TMA (ffma.cuh): operands that do not lie (k, mn), or whose rows
-// TMA cannot read, are copied before; the copy is limited by memory bandwidth.
+// Launches of the GEMM by FFMA and TMA (ffma.cuh), and the copies that it needs: of operands that
+// do not lie (k, mn), or whose rows TMA cannot read, to rows of a multiple of 16 bytes in planned
+// workspace. C overlaps no operand. Memory bandwidth limits the copies.
 #include "cuda/gemm/rungs/ffma.cuh"
 #include "cuda/runtime/tensor_map.cuh"
 
