@@ -56,9 +56,10 @@ def drawn(logits: Array, settings: Array, seed: Array, step: Array) -> Array:
     for row, values in enumerate(logits):
         high, low = philox_words(int(step), 0, row)[:2]
         number = ((high << 21) + (low >> 11)) / 2.0**53
-        ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))
+        ranked = np.argsort(-values, kind="stable").tolist()
         ranked = ranked[: 1 if temperature == 0 else int(top_k) or None]
-        chance = {i: np.exp((values[i] - max(values)) / (temperature or 1)) for i in ranked}
+        shifted = (values - values.max()) / (temperature or 1)
+        chance = {i: np.exp(shifted[i]) for i in ranked}
         total, kept, reached = sum(chance.values()), [], 0.0
         for i in ranked:
             if top_p == 1 or reached < top_p * total:
