@@ -105,8 +105,10 @@ class Settings(unittest.TestCase):
         def arranged(**options: object) -> list[str]:
             return [one.name for one in arrange(FUSIONS, Options(**options))]  # type: ignore[arg-type]
 
-        without_draws = ["simplify", *NAMES, "precision"]
+        in_tf32 = [name for name in NAMES if name != "matvec"]  # which is for true float32
+        without_draws = ["simplify", *in_tf32, "precision"]
         self.assertEqual(arranged(target=GPU, precision="tf32"), without_draws)
+        self.assertIn("matvec", arranged(target=GPU, precision="fp32"))
         self.assertNotIn("uint8_inputs", arranged(target=CPU))
         self.assertNotIn("pointwise", arranged(target=CPU, one_by_one=True))
         self.assertEqual(arranged(target=NUMPY), ["simplify", "quantized", "conv_pool"])

@@ -12,8 +12,6 @@ from ...graph.node import Node, Op
 from ...graph.spec import Spec, describe
 from ..optim.assign import check_count, check_parameter
 
-__all__ = ["append_to_cache_op", "cached_attention_op"]
-
 
 class AppendToCacheOp(Op):
     """Stores k and v (N, heads, L, d) at the positions from `start`, an int64 scalar, on in `keys`

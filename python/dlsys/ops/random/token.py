@@ -14,8 +14,6 @@ from ...graph.spec import Spec
 from ..optim.assign import check_count
 from .philox import wide_unit, words
 
-__all__ = ["draw_token", "draw_token_op", "token_probabilities"]
-
 
 def token_probabilities(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float
