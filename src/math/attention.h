@@ -178,4 +178,14 @@ inline void CheckResults(const char* op, const Attention& p, const DLArray* y, c
          ShapeText(lse).c_str());
 }
 
+// a (N, heads, length, size) has to fit b (N, heads, capacity, size), the keys or values that
+// generation has kept.
+inline void CheckFitsCache(const char* op, const DLArray* a, const DLArray* b) {
+  const bool fits = a->ndim == 4 && b->ndim == 4 && a->shape[0] == b->shape[0] &&
+                    a->shape[1] == b->shape[1] && a->shape[3] == b->shape[3];
+  if (!fits)
+    Fail("%s: shapes do not fit: %s and a cache of %s", op, ShapeText(a).c_str(),
+         ShapeText(b).c_str());
+}
+
 }  // namespace dlsys

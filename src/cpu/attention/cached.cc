@@ -8,20 +8,12 @@
 
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
+#include "math/attention.h"
 #include "math/indexing.h"
 
 namespace dlsys {
 namespace cpu {
 namespace {
-
-// a (N, heads, length, d) and b (N, heads, capacity, d)
-void CheckHeads(const char* op, const DLArray* a, const DLArray* b) {
-  const bool fits = a->ndim == 4 && b->ndim == 4 && a->shape[0] == b->shape[0] &&
-                    a->shape[1] == b->shape[1] && a->shape[3] == b->shape[3];
-  if (!fits)
-    Fail("%s: shapes do not fit: %s and a cache of %s", op, ShapeText(a).c_str(),
-         ShapeText(b).c_str());
-}
 
 void AppendToCache(DLArray* keys, DLArray* values, const DLArray* k, const DLArray* v,
                    const DLArray* start) {
@@ -30,7 +22,7 @@ void AppendToCache(DLArray* keys, DLArray* values, const DLArray* k, const DLArr
   const float *new_keys = Input(op, k), *new_values = Input(op, v);
   const int64_t* at = Input<int64_t>(op, start);
   CheckScalar(op, "start", start, DL_INT64);
-  CheckHeads(op, k, keys);
+  CheckFitsCache(op, k, keys);
   CheckSameShape(op, k, v);
   CheckSameShape(op, keys, values);
   const int64_t pairs = k->shape[0] * k->shape[1], length = k->shape[2], d = k->shape[3];
@@ -54,7 +46,7 @@ void CachedAttention(const DLArray* q, const DLArray* keys, const DLArray* value
   const int64_t* at = Input<int64_t>(op, start);
   float* out = Output(op, y);
   CheckScalar(op, "start", start, DL_INT64);
-  CheckHeads(op, q, keys);
+  CheckFitsCache(op, q, keys);
   CheckSameShape(op, keys, values);
   const int64_t heads = q->shape[1], length = q->shape[2], d = q->shape[3];
   const int64_t capacity = keys->shape[2];

@@ -10,6 +10,7 @@
 
 #include "cuda/reduce/group.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "math/attention.h"
 
 namespace dlsys {
 namespace cuda {
@@ -175,20 +176,11 @@ const int64_t* Start(const char* op, const DLArray* start) {
   return (const int64_t*)start->data;
 }
 
-// a (N, heads, length, d) and b (N, heads, capacity, d)
-void CheckHeads(const char* op, const DLArray* a, const DLArray* b) {
-  const bool fits = a->ndim == 4 && b->ndim == 4 && a->shape[0] == b->shape[0] &&
-                    a->shape[1] == b->shape[1] && a->shape[3] == b->shape[3];
-  if (!fits)
-    Fail("%s: shapes do not fit: %s and a cache of %s", op, ShapeText(a).c_str(),
-         ShapeText(b).c_str());
-}
-
 void AppendToCache(DLArray* keys, DLArray* values, const DLArray* k, const DLArray* v,
                    const DLArray* start, DLStream stream) {
   const char* op = "append_to_cache";
   Enter(op, keys, values, k, v, start);
-  CheckHeads(op, k, keys);
+  CheckFitsCache(op, k, keys);
   CheckSameShape(op, k, v);
   CheckSameShape(op, keys, values);
   const Cache cache{Out(op, keys),  Out(op, values),  In(op, k),
@@ -202,7 +194,7 @@ void CachedAttention(const DLArray* q, const DLArray* keys, const DLArray* value
                      const DLArray* start, float scale, DLArray* y, DLStream stream) {
   const char* op = "cached_attention";
   Enter(op, y, q, keys, values, start);
-  CheckHeads(op, q, keys);
+  CheckFitsCache(op, q, keys);
   CheckSameShape(op, keys, values);
   const int64_t length = q->shape[2], d = q->shape[3], capacity = keys->shape[2];
   const int64_t pairs = q->shape[0] * q->shape[1];

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...describe import drawn_by
 from ...dtypes import FLOAT32, is_narrow
 from ...runtime.device import Context, Counters, MemoryStats, counters, memory_stats
 from ...runtime.target import target_of
-from ..plan.memory import Plan, Step
+from ..plan.memory import Plan, Recomputed, Step
 from ..run.runner import Runner, SegmentReport
 from .text import columns
 
@@ -46,7 +46,7 @@ class PlanReport(NamedTuple):
     algorithms: tuple[str, ...] = ()
     narrow: NarrowSteps | None = None
     exchanged: tuple[int, ...] = ()
-    recomputed: Any = None
+    recomputed: Recomputed | None = None
 
     @property
     def launches(self) -> int:
