@@ -31,8 +31,7 @@ def train(folder: str, device: str, steps: int, preset: str | None) -> dict[str,
     recipe = f"--preset {preset}" if preset else "--max-bytes 4000000"
     words = f"{recipe} --steps {steps} --every {max(steps // 12, 1)} -c {device}".split()
     command = [sys.executable, "-m", "dlsys", "gpt", "train", folder, *words]
-    environment = {"PYTHONPATH": str(measure.ROOT / "python"), "PATH": "/usr/bin:/bin"}
-    environment |= {n: v for n, v in os.environ.items() if n in ("PYTHONPATH", "DLSYS_LIBRARY")}
+    environment = os.environ | {"PYTHONPATH": str(measure.ROOT / "python")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(done.stderr)

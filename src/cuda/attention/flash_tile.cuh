@@ -191,7 +191,7 @@ __device__ __forceinline__ void WaitForStage(uint32_t barriers, int pair,
 }
 __device__ __forceinline__ void ReleaseStage(uint32_t barriers, int pair, int stage) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) ArriveAt(Empty(barriers, pair + stage), 0);
+  if (threadIdx.x % 32 == 0) Arrive(Empty(barriers, pair + stage));
 }
 
 // Whether elements are multiplied as tf32; those of a row of a box, and the columns that an
