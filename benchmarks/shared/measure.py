@@ -65,6 +65,18 @@ def save(name: str, options: argparse.Namespace, results: dict[str, Any]) -> Pat
     return path
 
 
+def earlier_works(path: Path, **same: Any) -> list[dict[str, Any]]:
+    """The works of a record that an earlier call left, so that one is made in parts: none where it
+    is of another machine, of other versions, or differs in what `same` names.
+    """
+    if not path.exists():
+        return []
+    record = json.loads(path.read_text())
+    known = {"machine": machine(), **same}
+    works: list[dict[str, Any]] = record["works"]
+    return works if all(record.get(key) == value for key, value in known.items()) else []
+
+
 def origin(options: argparse.Namespace) -> dict[str, Any]:
     """The command, the date and the commit of a measurement."""
     return {

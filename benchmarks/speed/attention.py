@@ -15,11 +15,9 @@ computes the scores anew.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,15 +156,6 @@ def order(device: str, work: dict[str, Any]) -> tuple[int, int]:
     return shapes(device).index(tuple(work["shape"])), PRECISIONS.index(work["precision"])
 
 
-def earlier(path: Path, results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The works of a record of this machine and these versions."""
-    if not path.exists():
-        return []
-    record = json.loads(path.read_text())
-    same = record["machine"] == measure.machine() and record["torch"] == results["torch"]
-    return record["works"] if same else []
-
-
 def compare(
     contestants: dict[str, turns.Contestant], device: str, number: int, precision: str,
     direction: str, rounds: int, seconds: float,
@@ -213,7 +202,8 @@ def main() -> None:
     name = "attention" if device == "gpu" else "attention_cpu"
     ready = contestants["torch"].ready if "torch" in contestants else {}
     results = {"works": [], "torch": ready.get("version"), "disturbed_turns": {}}
-    works = {identity(work): work for work in earlier(options.out / f"{name}.json", results)}
+    known = measure.earlier_works(options.out / f"{name}.json", torch=results["torch"])
+    works = {identity(work): work for work in known}
     numbers = [int(x) for x in options.shapes.split(",")] if options.shapes else None
     for number, shape in enumerate(shapes(device)):
         for precision in precisions.split(",") if numbers is None or number in numbers else ():

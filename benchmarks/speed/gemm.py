@@ -1,16 +1,22 @@
 """The rungs of the matrix product, side by side with the library's in one run: time, rate, error.
 
     python benchmarks gemm [--shapes squares,gpt2,skinny] [--precisions fp32,tf32,bf16]
+    python benchmarks gemm --missing --seconds 100              # what the record lacks, in parts
     python benchmarks gemm --variants warp --shapes squares     # every tile and split of a rung
     python benchmarks gemm --device cpu                         # the CPU's rungs, and numpy's
 
-Leaves results/gemm.json, and docs/learn/pictures/gemm.svg of it; of the CPU gemm_cpu.json, where
-rungs take turns and the least time of all rounds counts. The library is cuBLAS on a GPU; on the CPU
-it is the one that numpy's products run on.
+Leaves results/gemm.json, of which `python benchmarks table` makes the tables and the picture of
+docs/learn/gemm.md; of the CPU gemm_cpu.json, where rungs take turns and the least time of all
+rounds counts. The record is written after each shape. What an earlier one of the same machine and
+versions has stays in it unless it is measured anew, so that a record can be made in parts: each
+work says by precision which command and commit measured it. Rungs that multiply in float32 at any
+precision are measured at fp32. The library is cuBLAS on a GPU; on the
+CPU it is the one that numpy's products run on.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from shared import measure
@@ -53,6 +59,7 @@ CPU_SHAPES = {
     ],
 }
 CPU_ROUNDS = 3
+PRECISIONS = ("fp32", "3xtf32", "tf32", "bf16", "fp16")
 
 
 def main() -> None:
@@ -64,22 +71,60 @@ def main() -> None:
     parser.add_argument("--device", choices=["gpu", "cpu"], help="the best one there is")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--precisions", help="fp32,3xtf32,tf32,bf16 on a GPU, fp32 elsewhere")
+    parser.add_argument("--missing", action="store_true", help="what the record lacks only")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin no shape after so many"
+    )
     parser.add_argument("--variants", default="", help="a rung, of which every variant is measured")
     options = parser.parse_args()
     ctx = {"gpu": gpu, "cpu": cpu}[options.device](0) if options.device else best_context()[0]
     assert ctx is not None, "the ladder is that of a native device"
     on_gpu, chip = ctx.name == "gpu", device_name(ctx)
     precisions = options.precisions or ("fp32,3xtf32,tf32,bf16" if on_gpu else "fp32")
-    works: list[dict[str, Any]] = []
-    for kind in options.shapes.split(","):
-        for numbers in (SHAPES if on_gpu else CPU_SHAPES)[kind]:
-            print(f"\n{Shape(*numbers)}", flush=True)
-            rungs = _rungs(ctx, Shape(*numbers), precisions.split(","), options.variants)
-            _compare(rungs, "cublas" if on_gpu else "blas")
-            works.append({"kind": kind, "shape": list(numbers), "rungs": rungs})
-    if not options.variants:
-        name = "gemm" if on_gpu else "gemm_cpu"
-        measure.save(name, options, {"device": chip, "works": works})
+    name = "gemm" if on_gpu else "gemm_cpu"
+    known = measure.earlier_works(options.out / f"{name}.json", device=chip)
+    works = {_identity(work): work for work in known}
+    asked = [(kind, one) for kind in options.shapes.split(",") for one in _of(kind, on_gpu)]
+    end = time.monotonic() + options.seconds
+    for kind, numbers in asked:
+        work = {"kind": kind, "shape": list(numbers), "rungs": [], "measured": {}}
+        work = works.get(_identity(work), work)
+        wanted = precisions.split(",")
+        if options.missing:
+            wanted = [one for one in wanted if one not in work.get("measured", {})]
+        if not wanted:
+            continue
+        if time.monotonic() > end:
+            print(f"\nstopped after {options.seconds:.0f} s; --missing measures the others")
+            break
+        print(f"\n{Shape(*numbers)}", flush=True)
+        rungs = _rungs(ctx, Shape(*numbers), wanted, options.variants)
+        if not options.variants:
+            measured = dict.fromkeys(wanted, measure.origin(options))
+            works[_identity(work)] = merged(work, rungs, measured, "cublas" if on_gpu else "blas")
+            order = [(kind, *numbers) for kind in SHAPES for numbers in _of(kind, on_gpu)]
+            kept = [works[one] for one in order if one in works]
+            measure.save(name, options, {"device": chip, "works": kept})
+
+
+def _of(kind: str, on_gpu: bool) -> list[tuple[Any, ...]]:
+    return (SHAPES if on_gpu else CPU_SHAPES)[kind]
+
+
+def _identity(work: dict[str, Any]) -> tuple[Any, ...]:
+    return (work["kind"], *work["shape"])
+
+
+def merged(
+    work: dict[str, Any], rungs: list[dict[str, Any]], measured: dict[str, Any], library: str
+) -> dict[str, Any]:
+    """A work with rows measured anew: they replace those of their precisions, which keep the order
+    of PRECISIONS, and shares of the library are those of what is then there.
+    """
+    kept = [row for row in work["rungs"] if row["precision"] not in measured]
+    rows = sorted([*kept, *rungs], key=lambda row: PRECISIONS.index(row["precision"]))
+    _compare(rows, library)
+    return {**work, "rungs": rows, "measured": {**work.get("measured", {}), **measured}}
 
 
 def _rungs(ctx: Any, shape: Any, precisions: list[str], variants: str) -> list[dict[str, Any]]:
@@ -89,7 +134,7 @@ def _rungs(ctx: Any, shape: Any, precisions: list[str], variants: str) -> list[d
 
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for _ in range(1 if ctx.name == "gpu" else CPU_ROUNDS):
-        found = [("", one) for one in climb(ctx, shape, precisions, variants)]
+        found = [("", one) for one in climb(ctx, shape, precisions, variants, once=not variants)]
         if ctx.name == "cpu" and not variants:
             found += [("numpy ", one) for one in climb(None, shape)]
         for device, one in found:

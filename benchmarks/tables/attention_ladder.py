@@ -20,12 +20,13 @@ def gpu_table(results: Results) -> str:
 
 
 def _table(record: dict[str, Any]) -> str:
-    systems = list(record["works"][0]["times"]["forward"])
+    several = [work["times"]["forward"] for work in record["works"]]
+    systems = list(max(several, key=len))  # some take part at few precisions only
     body = []
     for work in record["works"]:
         for direction, words in DIRECTIONS.items():
             times = work["times"][direction]
-            cells = [f"{times[system]['ms']['median']:.3g}" for system in systems]
+            cells = [f"{times[x]['ms']['median']:.3g}" if x in times else "-" for x in systems]
             share = times["auto"].get("of_torch", {}).get("median")
             body.append([f"{_shape(work)}, {words}", *cells, f"{share:.2f} ×" if share else "-"])
     head = ["shape", *(f"{system}, ms" for system in systems), "auto, of PyTorch's rate"]

@@ -27,6 +27,9 @@ from ..runtime.library import load
 
 ROUNDING = 2.0**-24
 NARROW = {"bf16": bfloat16, "fp16": FLOAT16}  # precisions that are storage types
+# Rungs that multiply in float32 at a precision below it, those of a GPU.
+_FFMA = ("naive", "tiled", "register", "warp")
+_FLOAT32 = {"3xtf32": (*_FFMA, "cublas"), **dict.fromkeys(("tf32", "bf16", "fp16"), _FFMA)}
 _DRAWN = 1_000_003  # elements; larger operands repeat them, a prime so that rows differ
 _SAMPLED = 16  # rows and columns whose elements are compared
 _ROUND_SECONDS = 0.02
@@ -170,10 +173,15 @@ class Product:
 
 
 def climb(
-    ctx: Context | None, shape: Shape, precisions: Sequence[str] = ("fp32",), variants: str = ""
+    ctx: Context | None,
+    shape: Shape,
+    precisions: Sequence[str] = ("fp32",),
+    variants: str = "",
+    once: bool = False,
 ) -> Iterator[Figures]:
     """The figures of every rung that can compute a shape, in the order of the ladder, at each
-    precision, or of floats of 16 bits; of the variants of a rung where one is named. Without a
+    precision, or of floats of 16 bits; of the variants of a rung where one is named. Rungs multiply
+    in float32 also where less is asked of them: with `once` those are at fp32 only. Without a
     context, of numpy's, which are all float32's.
     """
     if ctx is None:
@@ -187,6 +195,8 @@ def climb(
         if product is None or product.dtype != dtype:
             product = Product(ctx, shape, dtype)
         for name in wanted:
+            if once and rung_of(name) in _FLOAT32.get(precision, ()):
+                continue
             try:
                 yield product.figures(name, names.index(name) + 1, precision)
             except (KernelError, DeviceError):
