@@ -7,6 +7,7 @@ import io
 import tempfile
 import unittest
 from pathlib import Path
+from typing import Any
 from unittest import mock
 from xml.etree import ElementTree
 
@@ -80,6 +81,27 @@ class Learn(unittest.TestCase):
             self.assertGreater(len(rungs), 3)
             for one in rungs:
                 self.assertTrue(0 < one.error <= most, one)
+
+    @require(gpu(0))
+    def test_what_multiplies_in_float32_is_measured_once(self) -> None:
+        """Where that is asked: its figures at the other precisions would be those at fp32."""
+        precisions = ("fp32", "3xtf32", "tf32", "bf16")
+        every = list(climb(gpu(0), Shape(33, 24, 48), precisions))
+        once = list(climb(gpu(0), Shape(33, 24, 48), precisions, once=True))
+
+        def pairs(found: Any) -> list[tuple[str, str]]:
+            return [(one.algorithm, one.precision) for one in found]
+
+        left_out = set(pairs(every)) - set(pairs(once))
+        self.assertIn(("naive", "bf16"), left_out)
+        self.assertFalse(set(pairs(once)) - set(pairs(every)))
+        self.assertEqual(
+            [one for one in pairs(every) if one[1] == "fp32"],
+            [one for one in pairs(once) if one[1] == "fp32"],
+        )
+        errors = {(one.algorithm, one.precision): one.error for one in every}
+        for name, precision in left_out - {(name, "bf16") for name, _ in left_out}:
+            self.assertEqual(errors[name, precision], errors[name, "fp32"], name)
 
     def test_numpy_has_ladders_too(self) -> None:
         for flags in ((False, False), (True, False), (False, True)):
