@@ -36,6 +36,9 @@ GPU_SHAPES = [
 OURS = {"cpu": ("naive", "tiled", "auto"), "gpu": ("naive", "tiled", "flash", "auto")}
 THEIRS = {"cpu": ("torch",), "gpu": ("torch", "cudnn")}  # by the choice of PyTorch, and by cuDNN
 QUEUED, WARM = {"cpu": 1, "gpu": 10}, {"cpu": 0.2, "gpu": 0.05}  # steps, and seconds
+# Disturbed turns that are repeated: where a GPU computes, other processes on the host's cores take
+# little from a turn, and on a host with several GPUs they never end.
+PATIENCE = {"cpu": turns.PATIENCE, "gpu": 3}
 PRECISIONS = ("fp32", "tf32", "bf16")
 ONLY = {"flash": ("tf32", "bf16"), "cudnn": ("bf16",)}  # what contestants compute
 Shape = tuple[int, int, int, int, int, bool]
@@ -176,7 +179,9 @@ def compare(
         found[system] = row
         share = f"{row['of_torch']['median']:5.2f} x PyTorch" if "torch" in ms else ""
         median, tflops = row["ms"]["median"], row["tflops"]
-        print(f"  {direction:8} {system:6} {median:9.3f} ms {tflops:8.4f} TFLOP/s {share}")
+        print(
+            f"  {direction:8} {system:6} {median:9.3f} ms {tflops:8.4f} TFLOP/s {share}", flush=True
+        )
     return found
 
 
@@ -198,7 +203,10 @@ def main() -> None:
     precisions = options.precisions or ("fp32,tf32,bf16" if device == "gpu" else "fp32")
     systems = [*OURS[device], *(THEIRS[device] if find_spec("torch") else ())]
     command = measure.program("attention", "--contestant", device)
-    contestants = {system: turns.Contestant([*command, system]) for system in systems}
+    contestants = {
+        system: turns.Contestant([*command, system], patience=PATIENCE[device])
+        for system in systems
+    }
     name = "attention" if device == "gpu" else "attention_cpu"
     ready = contestants["torch"].ready if "torch" in contestants else {}
     results = {"works": [], "torch": ready.get("version"), "disturbed_turns": {}}
