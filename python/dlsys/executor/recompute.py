@@ -20,13 +20,28 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from typing import NamedTuple
 
 from ..errors import GraphError, OutOfMemoryError
 from ..graph.node import Node
-from .plan.memory import Plan, Recomputed, is_step
+from .plan.memory import Plan, is_step
 from .plan.schedule import storage_of
 
 MakePlan = Callable[[list[Node], list[Node]], Plan]
+
+
+class Recomputed(NamedTuple):
+    """What a plan computes twice: how many steps, and their floating-point operations."""
+
+    steps: int
+    flops: int
+    budget: int  # bytes of the arena
+
+    def __str__(self) -> str:
+        return (
+            f"{self.steps} steps run again in backward ({self.flops / 1e6:,.3f} MFLOP) to stay "
+            f"within {self.budget:,} bytes"
+        )
 
 
 _UNITS = {"": 1, "B": 1} | {

@@ -10,7 +10,8 @@ from ...describe import drawn_by
 from ...dtypes import FLOAT32, is_narrow
 from ...runtime.device import Context, Counters, MemoryStats, counters, memory_stats
 from ...runtime.target import target_of
-from ..plan.memory import Plan, Recomputed, Step
+from ..plan.memory import Plan, Step
+from ..recompute import Recomputed
 from ..run.runner import Runner, SegmentReport
 from .text import columns
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ...describe import drawn_by, told_by
 from ...dtypes import is_integral, storage_dtype
@@ -61,20 +61,6 @@ class Step:
 Workspace = Callable[[Step], Sequence[Spec]]
 
 
-class Recomputed(NamedTuple):
-    """What a plan computes twice: how many steps, and their floating-point operations."""
-
-    steps: int
-    flops: int
-    budget: int  # bytes of the arena
-
-    def __str__(self) -> str:
-        return (
-            f"{self.steps} steps run again in backward ({self.flops / 1e6:,.3f} MFLOP) to stay "
-            f"within {self.budget:,} bytes"
-        )
-
-
 @dataclass(eq=False, repr=False)
 class Plan:
     """The steps of a run and their memory. Print it to see the lifetimes."""
@@ -89,7 +75,7 @@ class Plan:
     arena_nbytes: int = 0
     unshared_nbytes: int = 0  # what the arena's buffers would take if each value had its own memory
     live_nbytes: int = 0  # the largest sum of bytes alive at one step: no arena can be smaller
-    recomputed: Recomputed | None = None  # what runs twice
+    recomputed: Any = None  # what runs twice: Recomputed of ../recompute.py, or None
 
     __str__ = told_by("dlsys.executor.debug.report", "plan_text")
     __repr__ = told_by("dlsys.executor.debug.report", "plan_line")
