@@ -84,7 +84,7 @@ def step(world: dist.Group, work: str, rounds: int) -> None:
     (plan,) = executor.report().plans
     tell(
         world, work=work, precision=executor.precision, ms=round(ms, 4),
-        exchanged=plan.exchanged, launches=plan.launches,
+        exchanged=[exchange.nbytes for exchange in plan.exchanged], launches=plan.launches,
     )  # fmt: skip
 
 

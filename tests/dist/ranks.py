@@ -19,7 +19,7 @@ from unittest import mock
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys import data, dist, nn, optim, train
+from dlsys import data, dist, nn, optim, profile, train
 from dlsys import functional as F
 from dlsys.dist.linear import ColumnLinear, RowLinear
 from dlsys.dist.nccl import NcclGroup
@@ -184,6 +184,7 @@ def case_repeats() -> None:
         assert (losses == again).all() and all((a == b).all() for a, b in zip(values, same))
         nbytes = 4 * (16 * 32 + 32 + 32 * 4 + 4)
         assert f"exchanged with other ranks a run, in bytes: {nbytes:,}" in report, report
+        assert f"all_reduce: 4 arrays, {nbytes:,} bytes, " in report, report
 
 
 def case_accumulation_reduces_once_a_round() -> None:
@@ -221,6 +222,25 @@ def case_buckets() -> None:
     assert len(found) == 2 and shapes[0][0] == (8, 600), shapes
     last = [k for k, step in enumerate(plan.steps) if step.node.op.communicates]
     assert last[0] < len(plan.steps) // 2, "the first bucket leaves before backward ends"
+
+
+def case_report() -> None:
+    """What a bucket is made of, how much can run beside it, and its speed once it was timed."""
+    x = ad.Variable("x", (4, 64))
+    model = nn.Sequential(*(nn.Linear(a, b, rng=0) for a, b in [(64, 600), (600, 600), (600, 8)]))
+    update = optim.SGD(0.1).minimize(F.sum(model(x)), model.parameters())
+    executor = ad.Executor([update], DEVICES[-1], group=world)
+    executor.recorder = profile.Profile()
+    executor.run({x: np.ones((4, 64), np.float32)})
+    (plan,) = executor.report().plans
+    first, second = plan.exchanged
+    # The last bias has a gradient of ones, which is no bucket's.
+    assert (first.name, first.arrays, second.arrays) == ("all_reduce", 2, 3), plan.exchanged
+    assert first.nbytes == 4 * (8 * 600 + 600)
+    assert first.bus_nbytes == first.nbytes * 2 * (size - 1) / size
+    assert 0 < first.beside < first.steps, first
+    assert first.ms and first.bus_gigabytes_per_second, first
+    assert "GB/s on the bus" in str(executor.report())
 
 
 def case_random_numbers() -> None:
