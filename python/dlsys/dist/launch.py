@@ -27,6 +27,7 @@ from ..errors import CommunicationError, how_to_install
 from ..runtime.device import gpu, unavailable
 
 _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "RANK")  # as launchers call it
+_AS_ROOT = "OMPI_ALLOW_RUN_AS_ROOT"  # by which a user tells Open MPI to start as root
 _HOST = "127.0.0.1"  # where ranks without MPI find each other
 _PARENT_DIED = 1  # PR_SET_PDEATHSIG of prctl
 _LOOK = 1.0  # seconds between two looks at whether a rank has failed
@@ -120,15 +121,19 @@ def _mpiexec(ranks: int) -> list[str]:
     """
     here = str(Path(sys.executable).parent)
     found = shutil.which("mpiexec", path=here) or shutil.which("mpiexec")
+    version = ""
+    if found is not None:
+        version = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
+        if "Open MPI" in version and os.geteuid() == 0 and not os.environ.get(_AS_ROOT):
+            found = None  # it refuses root, as whom programs in containers run
     if found is None or find_spec("mpi4py") is None:
         reason = unavailable(gpu(ranks - 1))
         if reason is None:
             return []
         raise CommunicationError(
             f"launch: there is no mpiexec, which starts the ranks: {how_to_install('mpi4py')} "
-            f"mpich; without it each rank needs a GPU ({reason})"
+            f"mpich (Open MPI refuses root); without it each rank needs a GPU ({reason})"
         )
-    version = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
     # Open MPI refuses more ranks than cores otherwise.
     return [found, "--oversubscribe"] if "Open MPI" in version else [found]
 

@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -54,9 +53,9 @@ def check(ctx: Context, handle: int) -> None:
 class NcclGroup(Group):
     """The ranks of `torchrun`, each with the GPU of its local rank."""
 
+    compares_every_run = False  # a comparison waits for the GPU
     def __init__(self, rank: int, size: int, local_rank: int) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
-        self._agreed: set[int] = set()  # digests that all ranks gave
         self._ctx = gpu(local_rank)
         # NCCL itself hands out the id: all ranks find rank 0 by this address.
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -68,14 +67,6 @@ class NcclGroup(Group):
 
     def check(self) -> None:
         check(self._ctx, self.handle)
-
-    def agree(self, digest: int, told: Mapping[str, Any]) -> None:
-        """As of any group; what ranks agreed on once is not compared again, since the comparison
-        waits for the GPU.
-        """
-        if digest not in self._agreed:
-            super().agree(digest, told)
-            self._agreed.add(digest)
 
     def _gathered(self, x: Array) -> Array:
         """All ranks' arrays, (size, …)."""
