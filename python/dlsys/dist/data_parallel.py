@@ -106,7 +106,7 @@ class DataParallel:
                 gradient = node.inputs[k]
                 if gradient.op.constant_fill or gradient.op.communicates:
                     continue
-                if isinstance(node.inputs[which].origin, Slice):  # no other rank has this part of the weight
+                if isinstance(node.inputs[which].origin, Slice):  # no other rank has this part
                     with attributed_to(gradient, backward=True):
                         reduced[gradient] = mul(gradient, 1 / self._group.size)
                 else:

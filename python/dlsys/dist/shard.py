@@ -76,8 +76,8 @@ class Shard(Parameter):
 
 
 class Slice(Parameter):
-    """One rank's part of a weight, or of a slot beside it, cut along an axis. To whoever reads or sets it, it is the
-    complete weight; `asnumpy` is a collective.
+    """One rank's part of a weight, or of a slot beside it, cut along an axis. To whoever reads or
+    sets it, it is the complete weight; `asnumpy` is a collective.
     """
 
     __slots__ = ("group", "axis")
