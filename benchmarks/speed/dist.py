@@ -19,7 +19,7 @@ from typing import Any
 
 from shared import measure
 
-WORKS = ("allreduce", "mlp", "lenet-1000", "resnet50", "gpt2")
+WORKS = ("allreduce", "mlp", "lenet-1000", "resnet50", "gpt2", "trace-lenet-1000", "trace-gpt2")
 
 
 def lines_of(side: str, gpus: int, works: str, rounds: int) -> list[dict[str, Any]]:
@@ -28,7 +28,9 @@ def lines_of(side: str, gpus: int, works: str, rounds: int) -> list[dict[str, An
         "dist_dlsys": ["dlsys.dist", "launch", "-n", str(gpus)],
         "dist_torch": ["torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)],
     }
-    program = measure.program(side, works, str(rounds))
+    ours = side == "dist_dlsys"
+    asked = [work for work in works.split(",") if ours or not work.startswith("trace-")]
+    program = measure.program(side, ",".join(asked), str(rounds))
     path = [str(measure.ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
     found = subprocess.run(
         [program[0], "-m", *starts[side], *program[1:]], stdout=subprocess.PIPE, text=True,

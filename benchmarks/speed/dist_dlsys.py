@@ -31,10 +31,10 @@ def main() -> None:
     for work in works:
         if work == "allreduce":
             bandwidths(world, rounds)
-        elif work.startswith("trace-"):
-            trace(world, work.removeprefix("trace-"))
-        else:
+        elif not work.startswith("trace-"):
             step(world, work, rounds)
+        elif world.size > 1:
+            trace(world, work.removeprefix("trace-"))
 
 
 def tell(world: dist.Group, **found: Any) -> None:

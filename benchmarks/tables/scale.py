@@ -98,6 +98,26 @@ def steps(results: Results) -> str:
     return f"{rows(head, body)}\n\n{source(record)}"
 
 
+def traces(results: Results) -> str:
+    """How much of the communication lies beside other kernels, and the host's calls of CUDA."""
+    record = results.read("dist")
+    body = [
+        [
+            NAMES[each["work"].removeprefix("trace-")],
+            f"{each['collectives'] / each['steps']:.0f}",
+            each["communication_us"],
+            each["kernels_us"],
+            f"{each['share']:.0%}",
+        ]
+        for each in record["steps"]
+        if each.get("work", "").startswith("trace-")
+    ]
+    if not body:
+        raise KeyError("traces")
+    head = ["training step", "sums", "µs of sums", "µs of other kernels", "of sums beside them"]
+    return f"{rows(head, body)}\n\n{source(record)}"
+
+
 def model(results: Results) -> str:
     """The efficiency that the model says, beside the measured, and that of larger worlds."""
     record = results.read("dist")

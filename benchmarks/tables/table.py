@@ -222,6 +222,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "gpu overlap": overlap.table,
     "dist bandwidth": scale.bandwidth,
     "dist steps": scale.steps,
+    "dist traces": scale.traces,
     "dist model": scale.model,
     "large": large.steps,
     "large kernels": large.kernels,
