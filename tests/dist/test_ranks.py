@@ -267,6 +267,20 @@ class Alone(unittest.TestCase):
             "there is no mpiexec, which starts the ranks: pip install mpi4py", done.stderr
         )
 
+    def test_launch_as_root_by_open_mpi(self) -> None:
+        """It refuses root, so that it counts as not there; else it may have more ranks than cores."""
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "mpiexec"
+            program.write_text("#!/bin/sh\necho 'mpiexec (OpenRTE) 4.1.6'\n")
+            program.chmod(0o755)
+            code = (
+                "import os, sys; sys.executable = '/nowhere/python'; import dlsys.dist.launch as m\n"
+                "m.find_spec = bool; m.unavailable = lambda ctx: None\n"
+                "for user in (0, 1): os.geteuid = lambda: user; print(m._mpiexec(2)[1:])"
+            )
+            done = run(sys.executable, "-c", code, PATH=f"{folder}:{os.environ['PATH']}")
+        self.assertEqual(done.stdout, "[]\n['--oversubscribe']\n", done.stderr)
+
     def test_launch_refuses(self) -> None:
         for arguments in (["launch", "-n", "0", "x.py"], ["launch", "-n", "2"], []):
             told = io.StringIO()

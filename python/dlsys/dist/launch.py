@@ -124,7 +124,7 @@ def _mpiexec(ranks: int) -> list[str]:
     version = ""
     if found is not None:
         version = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
-        if "Open MPI" in version and os.geteuid() == 0 and not os.environ.get(_AS_ROOT):
+        if _is_open_mpi(version) and os.geteuid() == 0 and not os.environ.get(_AS_ROOT):
             found = None  # it refuses root, as whom programs in containers run
     if found is None or find_spec("mpi4py") is None:
         reason = unavailable(gpu(ranks - 1))
@@ -135,7 +135,11 @@ def _mpiexec(ranks: int) -> list[str]:
             f"mpich (Open MPI refuses root); without it each rank needs a GPU ({reason})"
         )
     # Open MPI refuses more ranks than cores otherwise.
-    return [found, "--oversubscribe"] if "Open MPI" in version else [found]
+    return [found, "--oversubscribe"] if _is_open_mpi(version) else [found]
+
+
+def _is_open_mpi(version: str) -> bool:
+    return "Open MPI" in version or "OpenRTE" in version  # before release 5 it tells the latter
 
 
 def _run(command: Sequence[str], ended: Path) -> int:
