@@ -35,7 +35,7 @@ RESIDENT = 8  # batches on the device
 TRACED = 60  # steps
 SHOWN = 4  # steps in the picture
 PAUSE_S = 0.1  # between what warms up and what is looked at
-_NOT_KERNELS = ("Memcpy", "Memset", "Context Sync", "Stream ", "Event ")
+NOT_KERNELS = ("Memcpy", "Memset", "Context Sync", "Stream ", "Event ")
 
 Feed = dict[ad.Node, Any]
 Span = tuple[float, float]  # microseconds
@@ -161,7 +161,7 @@ def copies_and_kernels(
     """Copies from the host; kernels."""
     every = list(activities)
     copies = [each for each in every if each.name.startswith("Memcpy HtoD")]
-    return copies, [each for each in every if not each.name.startswith(_NOT_KERNELS)]
+    return copies, [each for each in every if not each.name.startswith(NOT_KERNELS)]
 
 
 def overlap(activities: Iterable[Activity]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Writes the tables of docs/performance.md and docs/reliability.md, and the README's figures, from
-the JSON in results/.
+"""Writes the tables of docs/performance.md, reliability.md and scale.md, and the README's figures,
+from the JSON in results/.
 
     python benchmarks table [--results FOLDER]
 
@@ -26,13 +26,14 @@ from tables import (
     operators,
     overlap,
     reliability,
+    scale,
 )
 from tables.gpu import Results, rows, source
 
 HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parent
 FILES = (
-    *(ROOT / "docs" / name for name in ("performance.md", "reliability.md")),
+    *(ROOT / "docs" / name for name in ("performance.md", "reliability.md", "scale.md")),
     *(ROOT / "docs" / "learn" / name for name in ("gemm.md", "conv.md", "attention.md")),
     ROOT / "README.md",
 )
@@ -219,6 +220,10 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "gpu limits": gpu.limits,
     "gpu to99": gpu.to99,
     "gpu overlap": overlap.table,
+    "dist bandwidth": scale.bandwidth,
+    "dist steps": scale.steps,
+    "dist traces": scale.traces,
+    "dist model": scale.model,
     "large": large.steps,
     "large kernels": large.kernels,
     "gpu record": gpu_record,

@@ -19,18 +19,23 @@ from unittest import mock
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys import data, dist, nn, optim, train
+from dlsys import data, dist, nn, optim, profile, train
 from dlsys import functional as F
-from dlsys.errors import CommunicationError
-from dlsys.ndarray import cpu
+from dlsys.dist.linear import ColumnLinear, RowLinear
+from dlsys.dist.nccl import NcclGroup
+from dlsys.errors import CommunicationError, GraphError
+from dlsys.ndarray import cpu, gpu
 from dlsys.runtime.device import unavailable
 
-if sys.argv[1:] == ["program", "early"] and os.environ["PMI_RANK"] == "1":
+ON_GPUS = "RANKS_ON_GPUS" in os.environ
+if sys.argv[1:] == ["program", "early"] and "1" in map(os.environ.get, ("PMI_RANK", "RANK")):
     os.kill(os.getpid(), 9)
 TIMEOUT = 20.0
 world = dist.init(timeout=float(os.environ.get("RANKS_TIMEOUT", TIMEOUT)))
 rank, size = world.rank, world.size
-DEVICES = [None] + [cpu(0)] * (unavailable(cpu(0)) is None)
+DEVICES: list[Any] = [None] + [cpu(0)] * (unavailable(cpu(0)) is None)
+if ON_GPUS:
+    DEVICES = [gpu(world.local_rank)]
 Arrays = Any
 
 
@@ -118,6 +123,8 @@ def case_host_arrays() -> None:
     assert world.all_reduce(np.float32(rank), "max").shape == ()
     assert world.broadcast(np.array([rank]), 1)[0] == 1
     assert world.local_rank == rank
+    if ON_GPUS:
+        return
     half = world.split(rank % 2)
     assert half.size == size // 2 and half.all_reduce(np.int64(rank)) == rank % 2 * half.size + (
         half.size * (half.size - 1)
@@ -177,6 +184,7 @@ def case_repeats() -> None:
         assert (losses == again).all() and all((a == b).all() for a, b in zip(values, same))
         nbytes = 4 * (16 * 32 + 32 + 32 * 4 + 4)
         assert f"exchanged with other ranks a run, in bytes: {nbytes:,}" in report, report
+        assert f"all_reduce: 4 arrays, {nbytes:,} bytes, " in report, report
 
 
 def case_accumulation_reduces_once_a_round() -> None:
@@ -214,6 +222,25 @@ def case_buckets() -> None:
     assert len(found) == 2 and shapes[0][0] == (8, 600), shapes
     last = [k for k, step in enumerate(plan.steps) if step.node.op.communicates]
     assert last[0] < len(plan.steps) // 2, "the first bucket leaves before backward ends"
+
+
+def case_report() -> None:
+    """What a bucket is made of, how much can run beside it, and its speed once it was timed."""
+    x = ad.Variable("x", (4, 64))
+    model = nn.Sequential(*(nn.Linear(a, b, rng=0) for a, b in [(64, 600), (600, 600), (600, 8)]))
+    update = optim.SGD(0.1).minimize(F.sum(model(x)), model.parameters())
+    executor = ad.Executor([update], DEVICES[-1], group=world)
+    executor.recorder = profile.Profile()
+    executor.run({x: np.ones((4, 64), np.float32)})
+    (plan,) = executor.report().plans
+    first, second = plan.exchanged
+    # The last bias has a gradient of ones, which is no bucket's.
+    assert (first.name, first.arrays, second.arrays) == ("all_reduce", 2, 3), plan.exchanged
+    assert first.nbytes == 4 * (8 * 600 + 600)
+    assert first.bus_nbytes == first.nbytes * 2 * (size - 1) / size
+    assert 0 < first.beside < first.steps, first
+    assert first.ms and first.bus_gigabytes_per_second, first
+    assert "GB/s on the bus" in str(executor.report())
 
 
 def case_random_numbers() -> None:
@@ -305,6 +332,54 @@ def case_synchronized_batch_norm() -> None:
             np.testing.assert_allclose(b, a, rtol=0, atol=2e-6)
 
 
+def case_divided_linear() -> None:
+    """A column-parallel layer and a row-parallel one are two Linears, in values, training and what
+    is saved, also with layers on either side that every rank has.
+    """
+    rng = np.random.default_rng(0)
+    xs = rng.normal(size=(5, 6, 8)).astype(np.float32)
+    for ctx in DEVICES:
+        found = []
+        for group in (None, world):
+            first, last = nn.Linear(8, 8, rng=1), nn.Linear(8, 1, rng=4)
+            given: dict[str, Any] = {} if group is None else {"group": group}
+            wide, narrow = (ColumnLinear, RowLinear) if given else (nn.Linear, nn.Linear)
+            middle = nn.Sequential(wide(8, 32, rng=2, **given), nn.GELU(), narrow(32, 8, **given))
+            weight = np.random.default_rng(3).normal(size=(8, 32)).astype(np.float32)
+            state = middle.state_dict()
+            middle.load_state_dict(state | {"2.weight": weight})
+            x = ad.Variable("x", (6, 8))
+            hidden = F.relu(first(x))
+            loss = F.mean(last(hidden + middle(hidden)) ** 2)
+            model = nn.Sequential(first, middle, last)
+            optimizer = optim.Adam(1e-2)
+            update = optimizer.minimize(loss, model.parameters())
+            executor = ad.Executor([loss, update], ctx, group=group)
+            losses = [executor.run({x: batch}, True)[0] for batch in xs]
+            slots = optimizer.state_dict()
+            found.append([np.array(losses), *model.state_dict().values(), *slots.values()])
+        for a, b in zip(*found, strict=True):
+            np.testing.assert_allclose(b, a, rtol=0, atol=5e-6)
+
+
+def case_divided_linear_refuses() -> None:
+    for kind in (ColumnLinear, RowLinear):
+        try:
+            kind(3 * size + 1, 3 * size + 1, group=world)
+        except GraphError as error:
+            assert f"{size} ranks do not divide" in str(error), error
+        else:
+            raise AssertionError("nothing was refused")
+    layer, x = RowLinear(2 * size, 2, group=world, rng=0), ad.Variable("x", (3, 2))
+    update = optim.SGD(0.1, clip_norm=1.0).minimize(F.sum(layer(x)), layer.parameters())
+    try:
+        ad.Executor([update], group=world).run({x: np.ones((3, 2), np.float32)})
+    except GraphError as error:
+        assert "clip_norm is not for weights that are divided" in str(error), error
+    else:
+        raise AssertionError("nothing was refused")
+
+
 # ---- disagreement ----
 def refused(make: Callable[[], Any], part: str) -> None:
     """All ranks get the same sentence, which has this part."""
@@ -321,7 +396,7 @@ def trained(shape: tuple[int, int] = (4, 2), dtype: Any = np.float32, mean: bool
     x, w = ad.Variable("x"), ad.Parameter(np.ones(shape, dtype), "w", dtype=dtype)
     y = x @ w
     loss = F.mean(y) if mean else F.sum(y)
-    executor = ad.Executor([loss, optim.SGD(0.1).minimize(loss, [w])], group=world)
+    executor = ad.Executor([loss, optim.SGD(0.1).minimize(loss, [w])], DEVICES[0], group=world)
     return lambda rows=4: executor.run({x: np.ones((rows, 4), dtype)})
 
 
@@ -330,6 +405,8 @@ def case_disagreement() -> None:
     refused(trained(shape=(4, 3) if other else (4, 2)), "it has Parameter w float32 (4, 3)")
     refused(trained(dtype=np.float64 if other else np.float32), "feeds: it has x float64 (4, 4)")
     refused(trained(mean=other), "it has mean float32 ()")
+    if isinstance(world, NcclGroup):
+        return  # it compares at the first run of each shape, which rank 0 has made
     run = trained()
     run()
     refused(lambda: run(6 if other else 4), "it has x float32 (6, 4), where rank 0 has x float32")
@@ -355,6 +432,7 @@ def fitted(
     history = train.fit(
         model, loader, optimizer or optim.Adam(1e-2), epochs=epochs, log_every=4, quiet=True,
         resume=found, parallel=parallel, callbacks=[train.Checkpoint(folder, steps=2), *callbacks],
+        ctx=DEVICES[0],
     )  # fmt: skip
     return history, model
 

@@ -27,7 +27,7 @@ from dlsys import autodiff as ad
 from dlsys import data, dist
 from dlsys.dist.launch import main
 from dlsys.errors import CommunicationError, DataError, GraphError, ShapeError
-from support.devices import slow
+from support.devices import not_emulated, slow, two_gpus
 
 HERE = Path(__file__).resolve().parent
 RANKS = HERE / "ranks.py"
@@ -57,11 +57,15 @@ def run(*command: object, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 @functools.cache
-def outcomes(ranks: int) -> dict[str, str]:
+def outcomes(ranks: int, gpus: bool = False) -> dict[str, str]:
     """What went wrong in each case, "" where nothing did."""
     cases = CASES if ranks == 2 else OF_FOUR
-    done = run(MPIEXEC, "-n", ranks, sys.executable, RANKS, *cases)
-    lines = done.stdout.strip().splitlines()
+    if gpus:
+        launch = [sys.executable, "-m", "dlsys.dist", "launch", "-n", ranks]
+        done = run(*launch, RANKS, *cases, RANKS_ON_GPUS="1")
+    else:
+        done = run(MPIEXEC, "-n", ranks, sys.executable, RANKS, *cases)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         return dict.fromkeys(cases, f"status {done.returncode}: {done.stdout}{done.stderr}")
     return json.loads(lines[-1])
@@ -80,9 +84,10 @@ def add_cases(cases: list[str]) -> Callable[[type], type]:
 
 class Ranks:
     ranks: int
+    gpus = False
 
     def look(self, case: str) -> None:
-        found = outcomes(self.ranks)[case]
+        found = outcomes(self.ranks, self.gpus)[case]
         if found:
             raise AssertionError(found)
 
@@ -97,6 +102,16 @@ class TwoRanks(Ranks, unittest.TestCase):
 @add_cases(OF_FOUR)
 class FourRanks(Ranks, unittest.TestCase):
     ranks = 4
+
+
+@two_gpus
+@not_emulated
+@add_cases(CASES)
+class TwoGpus(Ranks, unittest.TestCase):
+    """Each rank has a GPU, and NCCL between them."""
+
+    ranks = 2
+    gpus = True
 
 
 def launched(ranks: int, *arguments: object, restarts: int = 0, **more: str) -> tuple[int, str]:
@@ -152,6 +167,29 @@ class Ends(unittest.TestCase):
         self.assertNotEqual(status, 0)
         self.assertIn("ValueError: of rank 1 alone", output)
         self.assertIn("dlsys.dist: rank 1 ended by ValueError; all ranks end", output)
+
+
+@slow
+@two_gpus
+@not_emulated
+class EndsOnGpus(unittest.TestCase):
+    """The same on GPUs."""
+
+    def test_a_rank_is_killed_and_others_go_on_with_its_checkpoint(self) -> None:
+        """2, then 1, then 2 ranks, started again, with the losses of one."""
+        on = {"RANKS_ON_GPUS": "1"}
+        with tempfile.TemporaryDirectory() as folder:
+            status, output = launched(2, "fit", folder, "1:9", **on)
+            self.assertNotEqual(status, 0)
+            self.assertIn("dlsys.dist: rank 1 was ended by SIGKILL; all ranks end", output)
+            status, output = launched(1, "fit", folder, "0:15", **on)
+            self.assertNotEqual(status, 0)
+            status, output = launched(2, "fit", folder, "1:21", restarts=2, **on)
+            self.assertEqual(status, 0, output)
+            self.assertIn("; start 2 of at most 3", output)
+        with tempfile.TemporaryDirectory() as folder:
+            alone = run(sys.executable, RANKS, "program", "fit", folder, **on)
+        np.testing.assert_allclose(losses(output), losses(alone.stdout), rtol=0, atol=1e-6)
 
 
 class Alone(unittest.TestCase):
@@ -228,6 +266,20 @@ class Alone(unittest.TestCase):
         self.assertIn(
             "there is no mpiexec, which starts the ranks: pip install mpi4py", done.stderr
         )
+
+    def test_launch_as_root_by_open_mpi(self) -> None:
+        """It refuses root, so that it counts as not there; else it may have more ranks than cores."""
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "mpiexec"
+            program.write_text("#!/bin/sh\necho 'mpiexec (OpenRTE) 4.1.6'\n")
+            program.chmod(0o755)
+            code = (
+                "import os, sys; sys.executable = '/nowhere/python'; import dlsys.dist.launch as m\n"
+                "m.find_spec = bool; m.unavailable = lambda ctx: None\n"
+                "for user in (0, 1): os.geteuid = lambda: user; print(m._mpiexec(2)[1:])"
+            )
+            done = run(sys.executable, "-c", code, PATH=f"{folder}:{os.environ['PATH']}")
+        self.assertEqual(done.stdout, "[]\n['--oversubscribe']\n", done.stderr)
 
     def test_launch_refuses(self) -> None:
         for arguments in (["launch", "-n", "0", "x.py"], ["launch", "-n", "2"], []):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,15 @@ import numpy as np
 from ..errors import GraphError
 from ..graph.lines import attributed_to
 from ..graph.node import Node, find_topo_sort, hooks
+from ..ops.elementwise import mul
 from ..ops.leaf import Parameter
-from ..ops.optim.apply import RuleOp
+from ..ops.optim.apply import RuleOp, global_norm_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import target_of
 from ..settings import settings
 from .collectives import bucket_op
 from .group import LINE, Group, without_line
-from .shard import Shard
+from .shard import Shard, Slice
 
 FIRST_BUCKET = 1 << 20  # bytes
 BUCKET = 25 << 20  # bytes
@@ -54,18 +55,23 @@ class DataParallel:
             self.passes = ()
 
     def before_run(self, key: Hashable, specs: Callable[[], Mapping[Node, Any]]) -> None:
-        """Returns where all ranks are about to run the same graph on feeds of the same shapes;
-        CommunicationError on all ranks, with the first difference, where they are not. Before the
-        first run all ranks take over rank 0's Parameters.
+        """Returns where all ranks are about to run the same graph on feeds of the same shapes, which
+        a group without MPI compares before the first run of each shape only. CommunicationError on
+        all ranks, with the first difference, where they are not. Before the first run all ranks
+        take over rank 0's Parameters.
         """
-        first = not self._told
-        if key not in self._told:
+        first, known = not self._told, key in self._told
+        if known:
+            mine = self._told[key]
+        else:
             told = _told(specs(), self._ctx)
             text = "\n".join(without_line(line) for lines in told.values() for line in lines)
             digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-            self._told[key] = digest, told
+            mine = digest, told
         self._group.check()
-        self._group.agree(*self._told[key])
+        if not known or self._group.compares_every_run:
+            self._group.agree(*mine)
+            self._told[key] = mine
         if first:
             self._share_state()
         for part in self._shards:
@@ -94,12 +100,18 @@ class DataParallel:
     def _reduce(self, fetches: Sequence[Node], options: Options) -> list[Node]:
         order = find_topo_sort(fetches)
         rounds: dict[Node, tuple[Node | None, int]] = {}  # of each gradient: when it is used
-        for node in order:
-            for k in node.op.gradient_inputs:
-                gradient = node.inputs[k]
-                if not (gradient.op.constant_fill or gradient.op.communicates):
-                    rounds[gradient] = _round(node)
         reduced: dict[Node, Node] = {}
+        for node in order:
+            for which, k in enumerate(node.op.gradient_inputs):
+                gradient = node.inputs[k]
+                if gradient.op.constant_fill or gradient.op.communicates:
+                    continue
+                if isinstance(node.inputs[which].origin, Slice):  # no other rank has this part
+                    with attributed_to(gradient, backward=True):
+                        reduced[gradient] = mul(gradient, 1 / self._group.size)
+                else:
+                    rounds[gradient] = _round(node)
+        self._check_divided(order, reduced.keys())
         for bucket in _buckets(rounds):
             count, every = rounds[bucket[0]]
             with attributed_to(bucket[-1], backward=True):
@@ -110,11 +122,22 @@ class DataParallel:
             made.number = bucket[-1].number  # so that it is scheduled as soon as they are there
             values = [made] if len(bucket) == 1 else [made[k] for k in range(len(bucket))]
             reduced.update(zip(bucket, values))
-        within = set(find_topo_sort(list(rounds))) if rounds else set()
+        gradients = [*rounds, *(x for x in reduced if x not in rounds)]
+        within = set(find_topo_sort(gradients)) | set(reduced.values())
         for node in order:
             if node not in within and not reduced.keys().isdisjoint(node.inputs):
                 node.inputs = [reduced.get(x, x) for x in node.inputs]
         return list(fetches)
+
+
+    def _check_divided(self, order: Sequence[Node], divided: Collection[Node]) -> None:
+        """GraphError where a norm is taken of a part of a weight: ranks would clip differently."""
+        for node in order:
+            if node.op is global_norm_op and not set(divided).isdisjoint(node.inputs):
+                raise GraphError(
+                    "Executor: clip_norm is not for weights that are divided among ranks, of "
+                    "whose gradients each rank has a part; use clip_value"
+                )
 
 
 def _round(update: Node) -> tuple[Node | None, int]:

@@ -31,6 +31,7 @@ class Group(ABC):
     size = 1
     local_rank = 0
     handle = 0  # of its communicator in the native library, 0 before `connect`
+    compares_every_run = True  # executors do, not only before the first run of each shape
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank={self.rank}, size={self.size})"

@@ -75,6 +75,50 @@ class Shard(Parameter):
             self.set(self.of.asnumpy())
 
 
+class Slice(Parameter):
+    """One rank's part of a weight, or of a slot beside it, cut along an axis. To whoever reads or
+    sets it, it is the complete weight; `asnumpy` is a collective.
+    """
+
+    __slots__ = ("group", "axis")
+    of_rank = True
+
+    def __init__(
+        self, value: np.ndarray, name: str, group: Group, axis: int, trainable: bool = True
+    ) -> None:
+        self.group, self.axis = group, axis
+        super().__init__(self._part(value), name, trainable=trainable)
+
+    def _part(self, value: np.ndarray) -> np.ndarray:
+        return np.split(value, self.group.size, self.axis)[self.group.rank].copy()
+
+    @property
+    def saved_shape(self) -> tuple[int, ...]:
+        shape = [*self.shape]
+        shape[self.axis] *= self.group.size
+        return tuple(shape)
+
+    def asnumpy(self) -> np.ndarray:
+        """The complete weight, of all ranks."""
+        return np.concatenate([*self.group.all_gather(super().asnumpy())], self.axis)
+
+    def set(self, value: Any) -> None:
+        """Replaces the weight; `value` is complete. ShapeError when its shape differs."""
+        array = np.asarray(value)
+        if array.shape != self.saved_shape:
+            raise ShapeError(
+                f"Parameter {self.name}: set() got {array.dtype} {array.shape}, expected "
+                f"{self.dtype} {self.saved_shape}"
+            )
+        super().set(self._part(array))
+
+    def to(self, ctx: Any) -> None:
+        """Moves the storage of this rank's part to another device."""
+        value = self.asnumpy()
+        super().to(ctx)
+        self.set(value)
+
+
 def scattered(gradient: Node, of: Parameter, group: Group) -> Node:
     """This rank's part of the mean of all ranks' gradients of a Parameter."""
     size = math.prod(of.shape)

@@ -357,9 +357,10 @@ class Module:
         unexpected = [name for name in values if name not in own and name.split(".")[-1] != COUNTER]
         arrays = {name: np.asarray(values[name]) for name in own if name in values}
         mismatched = [
-            f"{name} is {array.dtype} {array.shape}, expected {own[name].dtype} {own[name].shape}"
+            f"{name} is {array.dtype} {array.shape}, expected {own[name].dtype} "
+            f"{own[name].saved_shape}"
             for name, array in arrays.items()
-            if array.shape != own[name].shape
+            if array.shape != own[name].saved_shape
             or not np.can_cast(array.dtype, host(own[name].dtype), "same_kind")
         ]
         if mismatched or (strict and (missing or unexpected)):

@@ -14,7 +14,7 @@ import numpy as np
 from ..describe import brief
 from ..dist.collectives import all_reduce_op
 from ..dist.group import Group as Ranks
-from ..dist.shard import Shard, gathered, scattered
+from ..dist.shard import Shard, Slice, gathered, scattered
 from ..dtypes import widened
 from ..eager.step import drop_gradients
 from ..eager.step import step as eager_step
@@ -265,8 +265,12 @@ class Optimizer:
         if name not in slots and self._shard is not None:
             slots[name] = Shard(parameter, f"{parameter.name}.{name}", self._shard, initial)
         elif name not in slots:
-            value = np.full(parameter.shape, initial, widened(parameter.dtype))
-            slots[name] = Parameter(value, f"{parameter.name}.{name}", trainable=False)
+            value = np.full(parameter.saved_shape, initial, widened(parameter.dtype))
+            label = f"{parameter.name}.{name}"
+            if isinstance(parameter, Slice):
+                slots[name] = Slice(value, label, parameter.group, parameter.axis, False)
+            else:
+                slots[name] = Parameter(value, label, trainable=False)
         return slots[name]
 
     def _groups(self, parameters: Any) -> list[Group]:

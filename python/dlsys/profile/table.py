@@ -47,6 +47,7 @@ class Profile:
         self._lock = threading.Lock()
         self._totals: dict[str, list[float]] = {}
         self._costs: dict[Plan, list[tuple[str, int, int]]] = {}
+        self._times: dict[Plan, tuple[int, list[float]]] = {}  # runs, and milliseconds a step
 
     def add(self, plan: Plan, ms: list[float]) -> None:
         """Adds one run of a plan; `ms` has the milliseconds of each of its steps."""
@@ -56,10 +57,18 @@ class Profile:
                     (step.node.op.name, traffic(step), flops(step)) for step in plan.steps
                 ]
             self.runs += 1
+            runs, times = self._times.get(plan, (0, [0.0] * len(ms)))
+            self._times[plan] = runs + 1, [total + t for total, t in zip(times, ms)]
             for (name, nbytes, operations), t in zip(self._costs[plan], ms):
                 total = self._totals.setdefault(name, [0, 0.0, 0, 0])
                 for k, amount in enumerate((1, t, nbytes, operations)):
                     total[k] += amount
+
+    def step_ms(self, plan: Plan) -> list[float] | None:
+        """The mean milliseconds of each step of a plan; None where none of its runs was timed."""
+        with self._lock:
+            runs, times = self._times.get(plan, (0, []))
+        return [total / runs for total in times] if runs else None
 
     def rows(self) -> list[Row]:
         """One row an operator, the slowest first."""

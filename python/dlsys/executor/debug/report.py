@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...describe import drawn_by
 from ...dtypes import FLOAT32, is_narrow
+from ...graph.node import find_topo_sort
 from ...runtime.device import Context, Counters, MemoryStats, counters, memory_stats
 from ...runtime.target import target_of
 from ..plan.memory import Plan, Step
@@ -30,11 +31,42 @@ class NarrowSteps(NamedTuple):
         return text + (f"; in float32: {_counted(self.wide)}" if self.wide else "")
 
 
+class Exchange(NamedTuple):
+    """A step of a plan that communicates: what it is called, its arrays, the bytes that this rank
+    gives and those that pass it (of n ranks a sum passes 2 (n - 1) / n of its bytes, twice what a
+    gather does). `beside` of the plan's `steps` depend on it in neither way, so that a GPU may run
+    them meanwhile. `ms` is its time where a `profile.Profile` has recorded runs.
+    """
+
+    name: str
+    arrays: int
+    nbytes: int
+    bus_nbytes: float
+    beside: int
+    steps: int
+    ms: float | None = None
+
+    @property
+    def bus_gigabytes_per_second(self) -> float | None:
+        """The speed as NCCL's tests count it, which can be held against that of the links."""
+        return None if self.ms is None else self.bus_nbytes / max(self.ms, 1e-9) * 1e-6
+
+    def __str__(self) -> str:
+        arrays = f"{self.arrays} array{'s' * (self.arrays != 1)}"
+        text = (
+            f"{self.name}: {arrays}, {self.nbytes:,} bytes, {self.beside} of {self.steps} steps "
+            "can run beside it"
+        )
+        if self.ms is None:
+            return text
+        return f"{text}; {self.ms:.3f} ms, {self.bus_gigabytes_per_second:.1f} GB/s on the bus"
+
+
 class PlanReport(NamedTuple):
     """One plan: the shapes of its feeds, its runs so far, and its pieces. One launch makes up to
     `unrolled` runs where many are queued. `algorithms` are those that the autotuner
     selected, such as "conv2d by cudnn fft". `narrow` is None where nothing is of 16 bits.
-    `exchanged` has the bytes that each call gives other ranks, buckets of gradients among them.
+    `exchanged` has what is exchanged with other ranks, buckets of gradients among it.
     `recomputed` says what runs twice to stay within the executor's memory.
     """
 
@@ -46,7 +78,7 @@ class PlanReport(NamedTuple):
     unrolled: int = 1
     algorithms: tuple[str, ...] = ()
     narrow: NarrowSteps | None = None
-    exchanged: tuple[int, ...] = ()
+    exchanged: tuple[Exchange, ...] = ()
     recomputed: Recomputed | None = None
 
     @property
@@ -89,8 +121,9 @@ class Report(NamedTuple):
             if plan.narrow is not None:
                 lines.append(f"    {plan.narrow}")
             if plan.exchanged:
-                sizes = ", ".join(f"{nbytes:,}" for nbytes in plan.exchanged)
-                lines.append(f"    exchanged with other ranks a run, in bytes: {sizes}")
+                total = sum(exchange.nbytes for exchange in plan.exchanged)
+                lines.append(f"    exchanged with other ranks a run, in bytes: {total:,}")
+                lines += [f"      {exchange}" for exchange in plan.exchanged]
             if plan.recomputed is not None:
                 lines.append(f"    {plan.recomputed}")
             if plan.algorithms:
@@ -119,8 +152,8 @@ class CountersSince:
         return moved | {"device_allocations": allocations}
 
 
-def plan_report(runner: Runner) -> PlanReport:
-    """The report of one plan."""
+def plan_report(runner: Runner, recorder: Any = None) -> PlanReport:
+    """The report of one plan; of the times of its exchanges, too, where a recorder knows them."""
     plan = runner.plan
     feeds = tuple((value.node.name, value.spec.shape) for value in plan.feeds)
     marked = (step.node for step in plan.steps if "algorithm" in step.node.attrs)
@@ -128,14 +161,37 @@ def plan_report(runner: Runner) -> PlanReport:
     counts = runner.runs, len(plan.steps), plan.arena_nbytes
     segments = tuple(runner.segments_report())
     narrow = _narrow_steps(plan)
+    step_ms = getattr(recorder, "step_ms", lambda plan: None)(plan)
     exchanged = tuple(
-        sum(value.spec.nbytes for value in step.inputs)
-        for step in plan.steps
+        _exchange(plan, k, None if step_ms is None else step_ms[k])
+        for k, step in enumerate(plan.steps)
         if step.node.op.communicates
     )
     return PlanReport(
         feeds, *counts, segments, runner.unrolled, algorithms, narrow, exchanged, plan.recomputed
     )
+
+
+def _exchange(plan: Plan, at: int, ms: float | None) -> Exchange:
+    step = plan.steps[at]
+    node = step.node
+    before, after = set(find_topo_sort([node])), {node}
+    for reader in find_topo_sort([later.node for later in plan.steps]):
+        if not after.isdisjoint(reader.inputs):
+            after.add(reader)
+    beside = sum(x.node not in before and x.node not in after for x in plan.steps)
+    size = node.attrs["group"].size
+    given = sum(value.spec.nbytes for value in step.inputs[: node.op.outputs])
+    made = sum(value.spec.nbytes for value in step.outputs)
+    ring = (size - 1) / size
+    factor = {
+        "all_reduce": 2 * ring,
+        "all_gather": ring,
+        "reduce_scatter": ring,
+        "all_to_all": ring,
+    }
+    bus = factor.get(node.op.name, 1.0) * max(given, made)
+    return Exchange(node.op.name, node.op.outputs, given, bus, beside, len(plan.steps), ms)
 
 
 def _narrow_steps(plan: Plan) -> NarrowSteps | None:

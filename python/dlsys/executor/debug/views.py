@@ -28,6 +28,7 @@ class Views:
     """The methods of an executor that look at what it does; runs read none of it."""
 
     ctx: Context | None
+    recorder: Any
     precision: str
     eval_node_list: list[Node]
     topo_order: list[Node]
@@ -70,7 +71,7 @@ class Views:
         """Each plan made so far with its launches, its captured segments and what broke them, and
         the launches, waits and allocations since the executor was made. Print it.
         """
-        plans = tuple(plan_report(runner) for runner, *_ in self._runners.values())
+        plans = tuple(plan_report(runner, self.recorder) for runner, *_ in self._runners.values())
         return Report(self.ctx, plans, self._since.counts() if self._since else None)
 
     def algorithms(self) -> dict[str, str]:

@@ -1,0 +1,167 @@
+"""dlsys's side of dist.py, one rank of it: `dist_dlsys mlp,gpt2 5`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dlsys import autodiff as ad
+from dlsys import dist, ndarray, optim
+from dlsys.runtime.device import gpu, synchronize
+from shared.networks import model
+from shared.workloads import NAMED, RATE
+from speed import large_dlsys, overlap
+
+MIB = (1, 16, 100, 500)
+WARM_RUNS = 5
+TRACED = 20  # steps
+ROUND_S = 0.15  # seconds of queued steps
+
+
+def main() -> None:
+    works, rounds = sys.argv[1].split(","), int(sys.argv[2])
+    world = dist.init()
+    for work in works:
+        if work == "allreduce":
+            bandwidths(world, rounds)
+        elif not work.startswith("trace-"):
+            step(world, work, rounds)
+        elif world.size > 1:
+            trace(world, work.removeprefix("trace-"))
+
+
+def tell(world: dist.Group, **found: Any) -> None:
+    if world.rank == 0:
+        print(json.dumps({"side": "dlsys", "gpus": world.size, **found}), flush=True)
+
+
+def timed(world: dist.Group, queue: Callable[[int], Any], rounds: int) -> float:
+    """Milliseconds of one of n queued runs, the median of rounds that all ranks begin together."""
+    ctx = gpu(world.local_rank)
+
+    def seconds(n: int) -> float:
+        world.barrier()
+        synchronize(ctx)
+        start = time.perf_counter()
+        queue(n)
+        synchronize(ctx)
+        return time.perf_counter() - start
+
+    seconds(WARM_RUNS)
+    each = float(world.all_reduce(np.array([seconds(WARM_RUNS)]), "max")[0]) / WARM_RUNS
+    n = max(10, min(2000, int(ROUND_S / each)))
+    return statistics.median(seconds(n) for _ in range(rounds)) / n * 1e3
+
+
+def bandwidths(world: dist.Group, rounds: int) -> None:
+    """The bus bandwidth of sums of one float32 array, as NCCL's tests count it."""
+    if world.size == 1:
+        return
+    ctx = gpu(world.local_rank)
+    for mib in MIB:
+        x = ad.Variable("x", (mib << 18,))
+        executor = ad.Executor([dist.all_reduce_op(x, group=world)], ctx, group=world)
+        feed = {x: ndarray.array(np.zeros(mib << 18, np.float32), ctx)}
+        ms = timed(world, queue_of(executor, feed), rounds)
+        moved = (mib << 20) * 2 * (world.size - 1) / world.size
+        tell(
+            world, work=f"allreduce-{mib}MiB", ms=round(ms, 4), busbw_gbs=round(moved / ms / 1e6, 1)
+        )
+
+
+def step(world: dist.Group, work: str, rounds: int) -> None:
+    """A training step of one of the works."""
+    executor, feeds = made(world, work)
+    executor.run(feeds)
+    ms = timed(world, queue_of(executor, feeds), rounds)
+    (plan,) = executor.report().plans
+    tell(
+        world, work=work, precision=executor.precision, ms=round(ms, 4),
+        exchanged=[exchange.nbytes for exchange in plan.exchanged], launches=plan.launches,
+    )  # fmt: skip
+
+
+def made(world: dist.Group, work: str) -> tuple[ad.Executor, dict[ad.Node, Any]]:
+    """The executor of a work's training step, and its feeds."""
+    ctx = gpu(world.local_rank)
+    rng = np.random.default_rng(world.rank)
+    if work in ("gpt2", "resnet50"):
+        makers = {"gpt2": large_dlsys.gpt2, "resnet50": large_dlsys.resnet50}
+        precision = "bf16"
+        loss, update, values = makers[work](rng)
+    else:
+        precision = "fp32"
+        loss, update, values = small(work, rng)
+    group = world if world.size > 1 else None
+    executor = ad.Executor([loss, update], ctx, precision, group=group)
+    return executor, {node: ndarray.array(value, ctx) for node, value in values.items()}
+
+
+def queue_of(executor: ad.Executor, feeds: dict[ad.Node, Any]) -> Callable[[int], None]:
+    """A function that queues n runs."""
+
+    def queue(n: int) -> None:
+        for _ in range(n):
+            executor.run(feeds)
+
+    return queue
+
+
+def trace(world: dist.Group, work: str) -> None:
+    """How much of the communication's time lies beside other kernels, and what calls of CUDA's
+    runtime the host makes in steady state, both of rank 0. The step is captured under the profiler.
+    """
+    import torch
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    ctx = gpu(world.local_rank)
+    torch.cuda.set_device(world.local_rank)
+    torch.cuda.init()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        executor, feeds = made(world, work)
+        queue = queue_of(executor, feeds)
+        for _ in range(2):
+            queue(TRACED)
+            synchronize(ctx)
+            time.sleep(overlap.PAUSE_S)
+        queue(TRACED)
+        synchronize(ctx)
+    activities, calls = [], []
+    for event in profiler.profiler.kineto_results.events():
+        start, ns = event.start_ns(), event.duration_ns()
+        span = overlap.Activity(event.name(), start * 1e-3, (start + ns) * 1e-3)
+        (activities if event.device_type() == DeviceType.CUDA else calls).append(span)
+    last = overlap.after_pause(sorted(activities, key=lambda each: each.start))
+    talk = [each for each in last if each.name.startswith("nccl")]
+    others = [each for each in last if not each.name.startswith(("nccl", *overlap.NOT_KERNELS))]
+    talking, computing = overlap.merged(talk), overlap.merged(others)
+    steady = overlap.after_pause(sorted(calls, key=lambda each: each.start))
+    beside = overlap.length(overlap.common(talking, computing))
+    tell(
+        world, work=f"trace-{work}", steps=TRACED, kernels=len(others), collectives=len(talk),
+        communication_us=round(overlap.length(talking) / TRACED, 1),
+        kernels_us=round(overlap.length(computing) / TRACED, 1),
+        beside_us=round(beside / TRACED, 1),
+        share=round(beside / max(overlap.length(talking), 1e-9), 4),
+        calls=dict(Counter(each.name for each in steady)),
+    )  # fmt: skip
+
+
+def small(work: str, rng: np.random.Generator) -> tuple[ad.Node, ad.Node, dict[ad.Node, Any]]:
+    """Loss, update and feeds of a network of the race."""
+    (named,) = (each for each in NAMED if each.name == work)
+    network = model(named)
+    images = ad.Variable("images", (None, 784), dtype=np.float32)
+    labels = ad.Variable("labels", (None,), dtype=np.int64)
+    loss = ad.softmax_cross_entropy(network(images), labels)
+    update = optim.SGD(RATE).minimize(loss, network.parameters())
+    values = rng.random((named.batch, 784), np.float32), rng.integers(0, 10, named.batch)
+    return loss, update, dict(zip((images, labels), values))

@@ -1,0 +1,36 @@
+"""The cost model of several GPUs (benchmarks/tables/scale.py)."""
+
+from __future__ import annotations
+
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from tables.scale import Link, efficiency
+
+MIB = 1 << 20
+
+
+class Model(unittest.TestCase):
+    link = Link((MIB, 20e-6 + MIB / 300e9), (500 * MIB, 20e-6 + 500 * MIB / 300e9))
+
+    def test_the_fit_gives_what_was_measured(self) -> None:
+        self.assertAlmostEqual(self.link.bandwidth / 1e9, 300, places=6)
+        self.assertAlmostEqual(self.link.latency * 1e6, 20, places=6)
+        self.assertAlmostEqual(self.link.seconds(MIB, 2), 20e-6 + MIB / 300e9)
+
+    def test_sums_hide_behind_backward_but_for_the_last(self) -> None:
+        last = self.link.seconds(MIB, 2)
+        buckets = [25 * MIB] * 4 + [MIB]
+        self.assertAlmostEqual(efficiency(self.link, 0.03, buckets, 2), 0.03 / (0.03 + last))
+        self.assertAlmostEqual(efficiency(self.link, 1e-4, [MIB], 2), 1e-4 / (1e-4 + last))
+
+    def test_a_network_is_slower(self) -> None:
+        buckets = [25 * MIB] * 20
+        found = [efficiency(self.link, 0.004, buckets, n) for n in (2, 8, 64, 1024)]
+        self.assertEqual(found, sorted(found, reverse=True))
+
+
+if __name__ == "__main__":
+    unittest.main()
