@@ -19,7 +19,8 @@ SIDE = 128
 _TEXTURES = ("brick", "grass", "gravel")
 NAMES = (*map(str, range(10)), *_TEXTURES)
 _DIGITS = 1400  # of 1,797, that are trained on; the others are held out
-_MOST, _LOW, _HIGH = 6, 16, 64  # things in an image, and pixels of their longer side
+_MOST, _LOW, _HIGH = 6, 20, 64  # things in an image, and pixels of their longer side
+_CONTRAST = 70  # of 255: between a digit and the mean of what it lies on
 _SEEN = 0.6  # of a thing that must not be covered
 
 
@@ -66,6 +67,8 @@ class _Maker:
             h, w = mask.shape
             y, x = rng.integers(0, SIDE - h + 1), rng.integers(0, SIDE - w + 1)
             part = np.s_[y : y + h, x : x + w]
+            if color is None:
+                color = _ink_on(image[part].mean(), rng)
             covers = mask > 0.5
             hidden = [
                 (owner[part][covers] == k).sum() + (whole & (owner != k)).sum()
@@ -99,7 +102,7 @@ class _Maker:
         return np.asarray(image.resize((width, height)), np.float32)
 
     def _thing(self, rng: np.random.Generator) -> tuple[int, Any, Array]:
-        """Its label, its color or pixels, and how much it covers each pixel of its rectangle."""
+        """Its label, its pixels, None for ink, and how much it covers each of its rectangle."""
         side = int(np.exp(rng.uniform(np.log(_LOW), np.log(_HIGH))))
         if rng.random() < 0.3:
             k = int(rng.integers(len(_TEXTURES)))
@@ -114,5 +117,11 @@ class _Maker:
         height, width = side, max(6, round(side * ink.shape[1] / 8))
         small = self._pillow.fromarray((255 * ink).astype(np.uint8))
         mask = np.asarray(small.resize((width, height), self._pillow.Resampling.BICUBIC)) / 255
-        color = rng.uniform(0, 255, 3) if rng.random() < 0.5 else np.full(3, rng.choice([20, 240]))
-        return int(self._labels[k]), color, np.clip(2 * mask - 0.3, 0, 1).astype(np.float32)
+        return int(self._labels[k]), None, np.clip(2 * mask - 0.3, 0, 1).astype(np.float32)
+
+
+def _ink_on(mean: float, rng: np.random.Generator) -> Array:
+    """A color that is much darker or brighter than that."""
+    dark, bright = max(mean - _CONTRAST, 0), max(255 - mean - _CONTRAST, 0)
+    color = rng.uniform(0, 1, 3)
+    return color * dark if rng.random() * (dark + bright) < dark else 255 - color * bright

@@ -68,8 +68,8 @@ class Detector(nn.Module):
             classes = self.class_head(self.class_tower(found))
             edges = self.box_head(self.box_tower(found))
             both = F.concatenate([classes, edges], axis=1)
-            n, _, h, w = both.shape or (0,) * 4
-            made.append(F.reshape(F.transpose(both, (0, 2, 3, 1)), (n, h * w, self.outputs)))
+            _, _, h, w = both.shape or (0,) * 4
+            made.append(F.reshape(F.transpose(both, (0, 2, 3, 1)), (-1, h * w, self.outputs)))
         return F.concatenate(made, axis=1)
 
 
