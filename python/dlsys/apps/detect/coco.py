@@ -44,7 +44,7 @@ class _Matched(NamedTuple):
     scores: Array
     hit: Array
     ignored: Array
-    count: int
+    things: int
 
 
 def measured(truth: Sequence[Scene], found: Sequence[Found], classes: int) -> Figures:
@@ -127,7 +127,7 @@ def _overlaps(boxes: Array, truth: Array, crowd: Array) -> Array:
 
 def _curve(matched: Sequence[_Matched], most: int) -> tuple[Array, Array] | None:
     """The average precision and the recall at each limit; None where nothing is to be found."""
-    count = sum(one.count for one in matched)
+    count = sum(one.things for one in matched)
     if not count:
         return None
     scores = np.concatenate([one.scores[:most] for one in matched])

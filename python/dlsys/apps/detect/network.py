@@ -24,8 +24,8 @@ STRIDES = (8, 16, 32)  # pixels of the image between two positions of a map
 _GROUPS = 8  # of channels, by which a head normalizes; they divide a width
 _RADIUS = 1.5  # strides around a box's center where positions find it
 _REACH = 3.0  # strides: a longer distance to an edge is the next map's affair
-_PRIOR = 0.01  # the first probability of each class, so that the many empty positions cost little
-_ALPHA, _GAMMA = 0.25, 2.0  # of the focal loss, as in its paper
+_PRIOR = 0.02  # the first probability of each class, so that the many empty positions cost little
+_ALPHA, _GAMMA = 0.5, 2.0  # of the focal loss; its paper's α = 0.25 learns slower here
 _LARGEST = 5.0  # of the logarithm of a distance in strides, so that exp stays finite
 
 
@@ -50,8 +50,9 @@ class Detector(nn.Module):
         self.class_head = nn.Conv2d(width, classes, 3, padding=1, initializer=small, rng=rng)
         self.box_head = nn.Conv2d(width, 4, 3, padding=1, initializer=small, rng=rng)
         prior = np.full(classes, -math.log((1 - _PRIOR) / _PRIOR), np.float32)
-        self.class_head.bias.set(prior)
-        self.box_head.bias.set(np.full(4, math.log(2), np.float32))
+        for head, value in ((self.class_head, prior), (self.box_head, np.log([2.0] * 4))):
+            assert head.bias is not None
+            head.bias.set(value.astype(np.float32))
         self.outputs = classes + 4
 
     def forward(self, x: Node) -> Node:
@@ -102,7 +103,7 @@ def loss(output: Node, target: Node) -> Node:
 
 
 def focal_loss(logits: Node, wanted: Node) -> Node:
-    """The focal loss of each element, -α_t (1 - p_t)² log p_t with α = 0.25: Lin et al. (2017).
+    """The focal loss of each element, -α_t (1 - p_t)² log p_t with α = 0.5: Lin et al. (2017).
     wanted: 1 or 0 for each logit.
     """
     p = F.sigmoid(logits)
@@ -143,7 +144,8 @@ def targets(places: Array, boxes: Array, labels: Array, classes: int) -> Array:
     float32, one-hot classes, all 0 where there is nothing, and distances in strides.
 
     A position has a thing if it lies in its box, near its center, on the map for its size; the
-    smallest of several. A box that no position has so gets the nearest one within it.
+    smallest of several. A box that no position has so gets the one nearest to its center; one with
+    no position within, which is below 8 pixels somewhere, gets none.
     """
     made = np.zeros((len(places), classes + 4), np.float32)
     made[:, classes:] = 1.0  # any distance, so that nothing is infinite where nothing counts

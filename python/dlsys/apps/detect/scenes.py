@@ -46,7 +46,9 @@ class Scenes(NamedTuple):
     names: tuple[str, ...]
 
 
-def scene(photo: Path | Array, rows: Sequence[Any], areas: Any = None, ignored: Any = None) -> Scene:
+def scene(
+    photo: Path | Array, rows: Sequence[Any], areas: Any = None, ignored: Any = None
+) -> Scene:
     """A Scene of rows (x1, y1, x2, y2, label)."""
     table = np.asarray(rows, np.float32).reshape(-1, 5)
     boxes = table[:, :4]
@@ -100,7 +102,7 @@ def _voc_things(path: Path) -> list[tuple[str, tuple[float, ...], bool]]:
     try:
         if b"<!DOCTYPE" in content or b"<!ENTITY" in content:
             raise ValueError("it declares entities, which VOC's files do not")
-        found = []
+        found: list[tuple[str, tuple[float, ...], bool]] = []
         for thing in ElementTree.fromstring(content).iter("object"):
             box = thing.find("bndbox")
             if box is None:
@@ -229,7 +231,8 @@ class SceneLoader(NumberedBatches):
         chosen = (number * self.batch_size + np.arange(self.batch_size)) % len(self._scenes)
         if self._augment:
             chosen = rng.integers(len(self._scenes), size=self.batch_size)
-        images, wanted = [], []
+        images: list[Any] = []
+        wanted = []
         for k in chosen:
             one = self._changed(self._scenes[k], rng) if self._augment else self._scenes[k]
             seen = ~one.ignored

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ... import optim, train
 from ...errors import DataError
 from ...runtime.device import Context
@@ -17,6 +19,7 @@ from .network import STRIDES, Detector, loss
 from .scenes import SceneLoader, Scenes
 
 _VALIDATED = 8  # batches of what is held out, the same each time
+_WARM = 0.15  # of the steps, in which the rate rises
 HELD = 200  # made scenes that a run is measured on
 
 
@@ -35,7 +38,7 @@ class Settings:
     size: int = 128
     width: int = 48
     flip: int = 0
-    lr: float = 2e-3
+    lr: float = 4e-3
     precision: str = "fp32"
     seed: int = 0
     data: str = ""
@@ -63,18 +66,9 @@ class Settings:
         unknown = sorted(set(found.names) - set(self.names))
         if unknown:
             raise DataError(f"{self.held} has {unknown[0]!r}, which the run does not know")
-        number = [self.names.index(name) for name in found.names]
-        relabeled = [
-            one._replace(labels=one.labels if not number else _taken(number, one.labels))
-            for one in found.scenes
-        ]
+        number = np.array([self.names.index(name) for name in found.names], np.int64)
+        relabeled = [one._replace(labels=number[one.labels]) for one in found.scenes]
         return Scenes(relabeled, self.names)
-
-
-def _taken(number: list[int], labels: Any) -> Any:
-    import numpy as np
-
-    return np.asarray(number, np.int64)[labels]
 
 
 def run(options: argparse.Namespace, ctx: Context | None) -> None:
@@ -113,7 +107,7 @@ def run(options: argparse.Namespace, ctx: Context | None) -> None:
     train.fit(
         model,
         data,
-        optim.AdamW(optim.OneCycle(settings.lr, total)),
+        optim.AdamW(optim.OneCycle(settings.lr, total, warm=_WARM)),
         loss,
         settings.epochs,
         validation=validation,
