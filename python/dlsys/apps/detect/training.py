@@ -107,7 +107,7 @@ def run(options: argparse.Namespace, ctx: Context | None) -> None:
     train.fit(
         model,
         data,
-        optim.AdamW(optim.OneCycle(settings.lr, total, warm=_WARM)),
+        optim.AdamW(optim.OneCycle(settings.lr, total, warm=max(_WARM, 2 / (total + 1)))),
         loss,
         settings.epochs,
         validation=validation,
@@ -138,6 +138,8 @@ def _chosen(given: dict[str, Any]) -> Settings:
         raise UsageError(f"--size {settings.size} is no multiple of {STRIDES[-1]} pixels")
     if settings.width % 8:
         raise UsageError(f"--width {settings.width} is no multiple of 8 channels")
+    if settings.steps < 2:
+        raise UsageError("--steps 1 leaves no time for the rate to rise and fall: use 2 or more")
     return replace(settings, every=min(settings.every, settings.steps))
 
 
