@@ -5,7 +5,7 @@
 One run of `dlsys detect train`, then `evaluate` with NMS, Soft-NMS and none, so that what each of
 them brings stands beside the others. Writes detect_DEVICE.json with commands, seconds and COCO's
 figures. The exit status is 0 when mAP at IoU 0.5 with NMS is at least 0.90 on a GPU; the small
-version, `--device cpu --steps 1000 --batch-size 8 --images 2000`, has no such goal.
+version, `--device cpu --steps 1500 --batch-size 8 --images 2000`, has no such goal.
 """
 
 from __future__ import annotations
