@@ -10,6 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .... import functional as F
+from ....data.boxes import nms
 from ..call import Call, key
 from ..registry import Unfit, graph, host
 from ..walk import guard
@@ -576,21 +577,11 @@ def _nms(call: Call, boxes: np.ndarray, scores: np.ndarray, most: Any = None, ov
     if call.get("center_point_box", 0):
         half = boxes[..., 2:] / 2
         corners = np.concatenate([boxes[..., :2] - half, boxes[..., :2] + half], -1)
-    chosen = []
+    pairs = corners.reshape(*corners.shape[:-1], 2, 2)  # two corners, whichever comes first
+    corners = np.concatenate([pairs.min(-2), pairs.max(-2)], -1)
+    chosen: list[tuple[int, int, int]] = []
     for b, c in itertools.product(range(scores.shape[0]), range(scores.shape[1])):
-        picked: list[int] = []
-        for k in np.argsort(-scores[b, c], kind="stable"):
-            if len(picked) >= count or not scores[b, c, k] > low:
-                break
-            if all(_iou(corners[b, k], corners[b, p]) <= limit for p in picked):
-                picked.append(int(k))
+        able = np.flatnonzero(scores[b, c] > low)
+        picked = able[nms(corners[b, able], scores[b, c, able], limit, count)]
         chosen += [(b, c, k) for k in picked]
     return np.asarray(chosen, np.int64).reshape(-1, 3)
-
-
-def _iou(a: np.ndarray, b: np.ndarray) -> float:
-    """Intersection over union of two boxes, their corners in any order."""
-    (al, ah), (bl, bh) = ((np.minimum(v[:2], v[2:]), np.maximum(v[:2], v[2:])) for v in (a, b))
-    both = np.prod(np.clip(np.minimum(ah, bh) - np.maximum(al, bl), 0, None))
-    union = np.prod(ah - al) + np.prod(bh - bl) - both
-    return float(both / union) if union > 0 else 0.0

@@ -1,0 +1,1 @@
+"""`dlsys detect`: trains networks that find things in photographs, shows and measures them."""
