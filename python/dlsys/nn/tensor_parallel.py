@@ -10,15 +10,15 @@ from __future__ import annotations
 from .. import functional as F
 from ..arguments.kinds import Bool, Instance
 from ..arguments.signature import declared
+from ..dist.collectives import all_reduce_op
+from ..dist.group import Group
+from ..dist.shard import Slice
 from ..errors import GraphError
 from ..graph.node import Node
 from ..init import Initializer, Rng, he_normal, zeros
-from ..nn.layers import DRAWN, SIZE, drawn
-from ..nn.module import Module
 from ..ops.leaf import Parameter
-from .collectives import all_reduce_op
-from .group import Group
-from .shard import Slice
+from .layers import DRAWN, SIZE, drawn
+from .module import Module
 
 
 class DividedLinear(Module):
