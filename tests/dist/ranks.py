@@ -21,10 +21,10 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import data, dist, nn, optim, profile, train
 from dlsys import functional as F
-from dlsys.nn.tensor_parallel import ColumnLinear, RowLinear
 from dlsys.dist.nccl import NcclGroup
 from dlsys.errors import CommunicationError, GraphError
 from dlsys.ndarray import cpu, gpu
+from dlsys.nn.tensor_parallel import ColumnLinear, RowLinear
 from dlsys.runtime.device import unavailable
 
 ON_GPUS = "RANKS_ON_GPUS" in os.environ

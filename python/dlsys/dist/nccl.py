@@ -54,6 +54,7 @@ class NcclGroup(Group):
     """The ranks of `torchrun`, each with the GPU of its local rank."""
 
     compares_every_run = False  # a comparison waits for the GPU
+
     def __init__(self, rank: int, size: int, local_rank: int) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
         self._ctx = gpu(local_rank)
