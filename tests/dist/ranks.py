@@ -22,6 +22,7 @@ from dlsys import autodiff as ad
 from dlsys import data, dist, nn, optim, profile, train
 from dlsys import functional as F
 from dlsys.dist.nccl import NcclGroup
+from dlsys.dist.shard import Shard, Slice
 from dlsys.errors import CommunicationError, GraphError
 from dlsys.ndarray import cpu, gpu
 from dlsys.nn.tensor_parallel import ColumnLinear, RowLinear
@@ -224,6 +225,20 @@ def case_buckets() -> None:
     assert last[0] < len(plan.steps) // 2, "the first bucket leaves before backward ends"
 
 
+def case_buckets_of_two_dtypes() -> None:
+    """Gradients of 16 bits and those of float32, which alternate, have a bucket each."""
+    x = ad.Variable("x", (4, 16))
+    model = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(16, 16), nn.GELU())))
+    update = optim.SGD(0.1).minimize(F.sum(model(x)), model.parameters())
+    plan = ad.Executor([update], DEVICES[-1], precision="bf16", group=world).plan({x: (4, 16)})
+    buckets = [step.node for step in plan.steps if step.node.op.communicates]
+    kinds = [{value.spec.dtype for value in node.inputs} for node in buckets]
+    assert all(len(kind) == 1 for kind in kinds), kinds
+    assert sorted(len(node.inputs) for node in buckets) == [4, 4], buckets
+    ends = [max(x.number for x in node.inputs) for node in buckets]
+    assert ends == sorted(ends), "buckets leave in the order in which they are complete"
+
+
 def case_report() -> None:
     """What a bucket is made of, how much can run beside it, and its speed once it was timed."""
     x = ad.Variable("x", (4, 64))
@@ -257,6 +272,19 @@ def case_random_numbers() -> None:
     shared = world.all_gather(masks[0])
     assert len({row.tobytes() for row in shared}) == size
     assert (shared[0] == masks[1]).all()
+
+
+def case_parts_are_moved() -> None:
+    """A shard or a slice on another device is still this rank's part."""
+    weight = ad.Parameter(np.arange(12.0).reshape(4, 3), "w")
+    shard = Shard(weight, "w.moment", world, None)
+    shard.set(weight.asnumpy())
+    part = Slice(weight.asnumpy(), "w", world, 1 if size == 3 else 0)
+    for each in (shard, part):
+        shape = each.shape
+        each.to(DEVICES[-1])
+        assert ad.Parameter.asnumpy(each).shape == shape, each
+        np.testing.assert_array_equal(each.asnumpy(), weight.asnumpy())
 
 
 def case_shards() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,25 @@ _SCHEMAS = {
     "str": schema.text,
     "tuple[str, ...]": schema.items(schema.text),
 }
+
+
+class Counted:
+    """Settings of a run of so many updates, `steps`, that validates after each `every` of them."""
+
+    steps: int
+    every: int
+
+    @property
+    def epochs(self) -> int:
+        """How often the run validates; `steps` are rounded up to a multiple of `every`."""
+        return -(-self.steps // self.every)
+
+
+def chosen(kind: type[Settings], given: Mapping[str, Any]) -> Settings:
+    """The settings, Counted ones, of a new run: what was given, and defaults for what is None."""
+    names = [field.name for field in fields(kind)]
+    settings = kind(**{name: given[name] for name in names if given.get(name) is not None})
+    return replace(settings, every=min(settings.every, settings.steps))
 
 
 def begin(folder: Path, command: str) -> None:

@@ -147,23 +147,25 @@ def _round(update: Node) -> tuple[Node | None, int]:
 
 
 def _buckets(rounds: Mapping[Node, Any]) -> list[list[Node]]:
-    """The gradients in the order of their making, which is that of backward, cut into buckets."""
+    """The gradients in the order of their making, which is that of backward, cut into buckets of
+    one dtype and one round each, in the order in which they are complete: those of bfloat16 and of
+    float32, which alternate in a network of 16 bits, fill at the same time.
+    """
     found: list[list[Node]] = []
-    kind: Any = None
-    nbytes, limit = 0, FIRST_BUCKET
+    filling: dict[Hashable, list[Node]] = {}
     for node in sorted(rounds, key=lambda node: node.number):
-        own = node.spec.dtype, *rounds[node]
-        if not found or nbytes + node.spec.nbytes > limit or not _same(own, kind):
-            limit = BUCKET if found else FIRST_BUCKET
-            found.append([])
-            nbytes, kind = 0, own
-        found[-1].append(node)
-        nbytes += node.spec.nbytes
-    return found
-
-
-def _same(a: tuple, b: tuple) -> bool:
-    return a[0] == b[0] and a[1] is b[1] and a[2] == b[2]
+        count, every = rounds[node]
+        kind = node.spec.dtype, id(count), every
+        bucket = filling.get(kind)
+        if bucket is not None:
+            limit = FIRST_BUCKET if bucket is found[0] else BUCKET
+            if sum(x.spec.nbytes for x in [*bucket, node]) > limit:
+                bucket = None
+        if bucket is None:
+            bucket = filling[kind] = []
+            found.append(bucket)
+        bucket.append(node)
+    return sorted(found, key=lambda bucket: bucket[-1].number)
 
 
 # ---- what ranks compare ----

@@ -112,12 +112,6 @@ class Slice(Parameter):
             )
         super().set(self._part(array))
 
-    def to(self, ctx: Any) -> None:
-        """Moves the storage of this rank's part to another device."""
-        value = self.asnumpy()
-        super().to(ctx)
-        self.set(value)
-
 
 def scattered(gradient: Node, of: Parameter, group: Group) -> Node:
     """This rank's part of the mean of all ranks' gradients of a Parameter."""

@@ -325,7 +325,7 @@ class Parameter(Node):
         ctx = import_module("dlsys.runtime.device").context_or_numpy(ctx)
         if unflushed:
             flush()
-        value = self.asnumpy()
+        value = Parameter.asnumpy(self)  # of a part of a state, that part alone
         self.storage = None
         self.initial = value.astype(host(self.dtype), copy=False)
         self.home = ctx

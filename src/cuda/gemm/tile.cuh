@@ -149,6 +149,16 @@ class Fp32Accumulator {
   float sums_[T::kThreadM][T::kThreadN] = {};
 };
 
+// A thread's rows or columns, quads that are 4 * kLanes apart.
+template <int kLanes, int kCount>
+__device__ __forceinline__ void ReadQuads(const float* from, float (&x)[kCount]) {
+#pragma unroll
+  for (int q = 0; q < kCount; q += 4) {
+    const float4 v = *(const float4*)(from + q * kLanes);
+    x[q] = v.x, x[q + 1] = v.y, x[q + 2] = v.z, x[q + 3] = v.w;
+  }
+}
+
 // FFMA outer products for large tiles: both panels lie (k, mn), so that a thread's rows and columns
 // at one k are quads, read for the next k while this one's are multiplied.
 template <class T, bool kTransA, bool kTransB>
@@ -172,14 +182,14 @@ class OuterAccumulator {
   template <class F>
   __device__ __forceinline__ void Add(const float* a, const float* b, int, F&& overlap) {
     float frag_a[2][T::kThreadM], frag_b[2][T::kThreadN];
-    Read<T::kLanesM>(a + row_, frag_a[0]);
-    Read<T::kLanesN>(b + col_, frag_b[0]);
+    ReadQuads<T::kLanesM>(a + row_, frag_a[0]);
+    ReadQuads<T::kLanesN>(b + col_, frag_b[0]);
     overlap();
 #pragma unroll
     for (int k = 0; k < T::kTileK; k++) {
       if (k + 1 < T::kTileK) {
-        Read<T::kLanesM>(a + (k + 1) * PanelA::kPitch + row_, frag_a[(k + 1) % 2]);
-        Read<T::kLanesN>(b + (k + 1) * PanelB::kPitch + col_, frag_b[(k + 1) % 2]);
+        ReadQuads<T::kLanesM>(a + (k + 1) * PanelA::kPitch + row_, frag_a[(k + 1) % 2]);
+        ReadQuads<T::kLanesN>(b + (k + 1) * PanelB::kPitch + col_, frag_b[(k + 1) % 2]);
       }
 #pragma unroll
       for (int i = 0; i < T::kThreadM; i++)
@@ -202,16 +212,6 @@ class OuterAccumulator {
   }
 
  private:
-  // The quads of a thread, 4 * kLanes apart.
-  template <int kLanes, int kCount>
-  static __device__ __forceinline__ void Read(const float* from, float (&x)[kCount]) {
-#pragma unroll
-    for (int q = 0; q < kCount; q += 4) {
-      const float4 v = *(const float4*)(from + q * kLanes);
-      x[q] = v.x, x[q + 1] = v.y, x[q + 2] = v.z, x[q + 3] = v.w;
-    }
-  }
-
   int row_, col_;
   float sums_[T::kThreadM][T::kThreadN] = {};
 };

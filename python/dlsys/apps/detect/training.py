@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ... import optim, train
 from ...errors import DataError
 from ...runtime.device import Context
 from .. import run_file
+from ..progress import Progress
 from ..usage import UsageError
 from . import made, scenes
 from .network import STRIDES, Detector, loss
@@ -24,7 +25,7 @@ HELD = 200  # made scenes that a run is measured on
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(run_file.Counted):
     """A run's settings, which `run.json` has. `steps` are updates, `every` those between
     validations; `images` are made where no `data` are named, `held` those to measure it on; `size`
     is that of the square that photos are scaled into; `names` are those of the classes; flip 1
@@ -44,11 +45,6 @@ class Settings:
     data: str = ""
     held: str = ""
     names: tuple[str, ...] = ()
-
-    @property
-    def epochs(self) -> int:
-        """How often the run validates; `steps` are rounded up to a multiple of `every`."""
-        return -(-self.steps // self.every)
 
     def build_model(self) -> Detector:
         """The network with its first weights."""
@@ -113,7 +109,11 @@ def run(options: argparse.Namespace, ctx: Context | None) -> None:
         validation=validation,
         ctx=ctx,
         metrics=(),
-        callbacks=[train.Checkpoint(folder), train.JsonLog(folder / "log.jsonl"), Lines(total)],
+        callbacks=[
+            train.Checkpoint(folder),
+            train.JsonLog(folder / "log.jsonl"),
+            Lines("photos", total),
+        ],
         log_every=max(settings.every // 5, 1),
         resume=folder if options.resume else None,
         precision=settings.precision,
@@ -132,15 +132,14 @@ def load(folder: Path) -> tuple[Settings, Detector]:
 
 def _chosen(given: dict[str, Any]) -> Settings:
     """The settings of a new run. UsageError for sizes that the network does not have."""
-    names = [field.name for field in fields(Settings)]
-    settings = Settings(**{name: given[name] for name in names if given[name] is not None})
+    settings = run_file.chosen(Settings, given)
     if settings.size % STRIDES[-1]:
         raise UsageError(f"--size {settings.size} is no multiple of {STRIDES[-1]} pixels")
     if settings.width % 8:
         raise UsageError(f"--width {settings.width} is no multiple of 8 channels")
     if settings.steps < 2:
         raise UsageError("--steps 1 leaves no time for the rate to rise and fall: use 2 or more")
-    return replace(settings, every=min(settings.every, settings.steps))
+    return settings
 
 
 def _read(folder: Path, purpose: str) -> Settings:
@@ -153,25 +152,11 @@ def _read(folder: Path, purpose: str) -> Settings:
     return settings
 
 
-class Lines(train.Progress):
+class Lines(Progress):
     """A line for each validation: the loss on what is trained on and on what is held out."""
 
-    def __init__(self, steps: int) -> None:
-        super().__init__("photos")
-        self._steps = steps
-
-    def on_start(self, run: train.Run) -> None:
-        print(f"{run.model.num_parameters():,} parameters, on {run.ctx or 'numpy'}", flush=True)
-        if run.step:
-            print(f"going on after {run.step} steps", flush=True)
-
-    def on_record(self, run: train.Run, record: dict[str, Any]) -> None:
-        print(
-            f"step {record['step']}/{self._steps}",
+    def figures(self, record: dict[str, Any]) -> tuple[str, ...]:
+        return (
             f"loss {record['loss']:.3f}",
             f"held out {record['val_loss']:.3f}",
-            f"lr {record['lr']:.2e}",
-            f"{record['samples_per_second']:,.0f} photos/s",
-            sep="  ",
-            flush=True,
         )

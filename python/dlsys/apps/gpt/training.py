@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ _VALIDATED = 40  # batches, a sample of the text held back; `evaluate` takes all
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(run_file.Counted):
     """A run's settings, which `run.json` has. `steps` are updates, `every` those between
     validations, `accumulate` the batches of one; `lr` grows over `warmup` updates and falls to a
     tenth along a cosine.
@@ -50,11 +50,6 @@ class Settings:
     seed: int = 0
     prompt: str = "def "
     tokens: int = _MOST_SAMPLED
-
-    @property
-    def epochs(self) -> int:
-        """How often the run validates; `steps` are rounded up to a multiple of `every`."""
-        return -(-self.steps // self.every)
 
 
 # Recipes of `--preset`, whose settings options may change. "30m" is for a GPU with tensor cores of
@@ -129,11 +124,8 @@ def _config(settings: Settings, vocabulary: int) -> nn.GPTConfig:
 def _begun(folder: Path, options: argparse.Namespace) -> Settings:
     """The settings of a new run, whose text is tokens in its folder then."""
     run_file.begin(folder, "train")
-    names = [field.name for field in fields(Settings)]
-    given = {name: getattr(options, name) for name in names}
-    given = {name: value for name, value in given.items() if value is not None}
-    settings = Settings(**(PRESETS.get(options.preset, {}) | given))
-    settings = replace(settings, every=min(settings.every, settings.steps))
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    settings = run_file.chosen(Settings, PRESETS.get(options.preset, {}) | given)
     documents = _documents(options, settings)
     tokenizer = _tokenizer(settings.tokenizer, documents)
     _config(settings, tokenizer.vocabulary)  # refuses sizes before the text is written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from ...autodiff import Node
 from ...errors import DataError
 from ...runtime.device import Context
 from .. import run_file
+from ..progress import Progress
 from ..usage import UsageError
 from .patches import Pair, PatchLoader
 from .photos import listed, split
@@ -28,7 +29,7 @@ _END = 1 / 50  # of the highest rate, where its cosine ends
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(run_file.Counted):
     """A run's settings, which `run.json` has. `steps` are updates, `every` those between
     validations; `patch` is in pixels of large photos; `lr` falls along a cosine; `photos` are what
     the user named, none for those of packages.
@@ -44,11 +45,6 @@ class Settings:
     precision: str = "fp32"
     seed: int = 0
     photos: tuple[str, ...] = ()
-
-    @property
-    def epochs(self) -> int:
-        """How often the run validates; `steps` are rounded up to a multiple of `every`."""
-        return -(-self.steps // self.every)
 
     @property
     def factor(self) -> int:
@@ -105,7 +101,11 @@ def run(options: argparse.Namespace, ctx: Context | None) -> None:
         validation=validation,
         ctx=ctx,
         metrics=(),
-        callbacks=[train.Checkpoint(folder), train.JsonLog(folder / "log.jsonl"), Lines(total)],
+        callbacks=[
+            train.Checkpoint(folder),
+            train.JsonLog(folder / "log.jsonl"),
+            Lines("patches", total),
+        ],
         log_every=max(settings.every // 5, 1),
         resume=folder if options.resume else None,
         precision=settings.precision,
@@ -142,14 +142,13 @@ def pair_of(settings: Settings, path: Path) -> Pair:
 # ---- its parts ----
 def _chosen(given: dict[str, Any]) -> Settings:
     """The settings of a new run. UsageError for a patch that the scale does not divide."""
-    names = [field.name for field in fields(Settings)]
-    settings = Settings(**{name: given[name] for name in names if given[name] is not None})
+    settings = run_file.chosen(Settings, given)
     if settings.patch % settings.scale:
         raise UsageError(
             f"--patch {settings.patch} has pixels of large photos, and {settings.scale} must "
             "divide it: 72 and 96 do for each scale"
         )
-    return replace(settings, every=min(settings.every, settings.steps))
+    return settings
 
 
 def _read(folder: Path, purpose: str) -> Settings:
@@ -177,29 +176,15 @@ def _loader(settings: Settings, paths: Sequence[Path], margin: int, steps: int) 
     return PatchLoader(pairs, side, margin, settings.batch_size, steps, settings.seed)
 
 
-class Lines(train.Progress):
+class Lines(Progress):
     """A line for each validation: PSNR on the patches trained on and on those held out."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__("patches")
-        self._steps = steps
-
-    def on_start(self, run: train.Run) -> None:
-        print(f"{run.model.num_parameters():,} parameters, on {run.ctx or 'numpy'}", flush=True)
-        if run.step:
-            print(f"going on after {run.step} steps", flush=True)
 
     def on_epoch_end(self, run: train.Run, record: dict[str, Any]) -> None:
         super().on_epoch_end(run, record)
         record["psnr"], record["val_psnr"] = psnr_of(record["loss"]), psnr_of(record["val_loss"])
 
-    def on_record(self, run: train.Run, record: dict[str, Any]) -> None:
-        print(
-            f"step {record['step']}/{self._steps}",
+    def figures(self, record: dict[str, Any]) -> tuple[str, ...]:
+        return (
             f"PSNR {record['psnr']:.2f} dB",
             f"held out {record['val_psnr']:.2f} dB",
-            f"lr {record['lr']:.2e}",
-            f"{record['samples_per_second']:,.0f} patches/s",
-            sep="  ",
-            flush=True,
         )

@@ -40,8 +40,8 @@ class FfmaAccumulator {
 
   // Reads the operands at k of a panel; the parity of k says which they replace.
   __device__ __forceinline__ void Read(const float* panel, int k) {
-    Quads<T::kLanesM>(panel + k * T::kTileM + row_, a_[k % 2]);
-    Quads<T::kLanesN>(panel + kFfmaPanelA + k * T::kTileN + col_, b_[k % 2]);
+    ReadQuads<T::kLanesM>(panel + k * T::kTileM + row_, a_[k % 2]);
+    ReadQuads<T::kLanesN>(panel + kFfmaPanelA + k * T::kTileN + col_, b_[k % 2]);
   }
 
   // Adds the products at k.
@@ -68,16 +68,6 @@ class FfmaAccumulator {
   }
 
  private:
-  // The quads of a thread, 4 * kLanes apart.
-  template <int kLanes, int kCount>
-  static __device__ __forceinline__ void Quads(const float* from, float (&x)[kCount]) {
-#pragma unroll
-    for (int q = 0; q < kCount; q += 4) {
-      const float4 v = *(const float4*)(from + q * kLanes);
-      x[q] = v.x, x[q + 1] = v.y, x[q + 2] = v.z, x[q + 3] = v.w;
-    }
-  }
-
   const int row_, col_;
   float a_[2][T::kThreadM], b_[2][T::kThreadN];
   float sums_[T::kThreadM][T::kThreadN] = {};
