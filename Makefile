@@ -356,14 +356,17 @@ PRECOMPILED ?=
 with = $(if $(PRECOMPILED),-include $(BUILD)/obj/$(1)precompiled$(firstword $(2)).h -Winvalid-pch)
 ifneq ($(PRECOMPILED),)
 LEVELS := $(if $(findstring LONG_LOOPS,$(value CXX_LEVEL)),-O0 -O1,$(firstword $(CXX_LEVEL)))
-$(OBJECTS_CXX): | $(LEVELS:%=$(BUILD)/obj/precompiled%.h.gch)
-$(OBJECTS_EMULATED): | $(patsubst %,$(BUILD)/obj/emulated/precompiled%.h.gch,-O0 -O1)
-$(BUILD)/obj/precompiled%.h.gch: src/cpu/runtime/parallel.h $(BUILD)/obj/cxx.flags
+PRECOMPILED_CXX := $(LEVELS:%=$(BUILD)/obj/precompiled%.h.gch)
+PRECOMPILED_EMULATED := $(patsubst %,$(BUILD)/obj/emulated/precompiled%.h.gch,-O0 -O1)
+$(OBJECTS_CXX): $(PRECOMPILED_CXX)
+$(OBJECTS_EMULATED): $(PRECOMPILED_EMULATED)
+$(PRECOMPILED_CXX): $(BUILD)/obj/precompiled%.h.gch: src/cpu/runtime/parallel.h $(BUILD)/obj/cxx.flags
 	@mkdir -p $(@D) && echo '#include "$(<:src/%=%)"' >$(basename $@)
-	$(Q)$(CXX) $(BASE_CXXFLAGS) $* $(CXXFLAGS) -x c++-header -c $(basename $@) -o $@
-$(BUILD)/obj/emulated/precompiled%.h.gch: src/cuda/runtime/launch.cuh $(BUILD)/obj/emulated.flags
+	$(Q)$(CXX) $(BASE_CXXFLAGS) $* $(CXXFLAGS) -MMD -MP -x c++-header -c $(basename $@) -o $@
+$(PRECOMPILED_EMULATED): $(BUILD)/obj/emulated/precompiled%.h.gch: src/cuda/runtime/launch.cuh \
+    $(BUILD)/obj/emulated.flags
 	@mkdir -p $(@D) && echo '#include "$(<:src/%=%)"' >$(basename $@)
-	$(Q)$(CXX) $(EMULATED_CXXFLAGS) $* $(CXXFLAGS) -x c++-header -c $(basename $@) -o $@
+	$(Q)$(CXX) $(EMULATED_CXXFLAGS) $* $(CXXFLAGS) -MMD -MP -x c++-header -c $(basename $@) -o $@
 endif
 
 $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
@@ -397,4 +400,5 @@ $(BUILD)/obj/%.flags: FORCE
 	@mkdir -p $(@D)
 	@printf '%s\n' "$$FLAGS" | cmp -s - $@ || printf '%s\n' "$$FLAGS" > $@
 
--include $(addsuffix .d,$(basename $(OBJECTS_CXX) $(OBJECTS_CUDA) $(OBJECTS_EMULATED) $(PTX)))
+-include $(addsuffix .d,$(basename $(OBJECTS_CXX) $(OBJECTS_CUDA) $(OBJECTS_EMULATED) $(PTX) \
+  $(PRECOMPILED_CXX) $(PRECOMPILED_EMULATED)))

@@ -53,7 +53,7 @@ dlsys_switch_fiber:
 #error "the emulator switches fibers on x86-64 only"
 #endif
 
-DLSYS_NEAR_THREAD uint3 threadIdx, blockIdx, blockDim, gridDim;
+__thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace dlsys {
 namespace emulator {
@@ -365,7 +365,7 @@ class Scheduler {
 };
 
 // That of this thread of the CPU, while a block runs there.
-DLSYS_NEAR_THREAD Scheduler* running;
+__thread Scheduler* running;
 Scheduler& scheduler() { return *running; }
 
 bool RunHere(const Grid& grid, unsigned block, Cluster* cluster, Clusters* clusters) {

@@ -7,10 +7,8 @@
 
 #include "emulator/vectors.h"
 
-// Of the thread that runs now. Blocks and grids are lines. Hidden, they need one address for all,
-// which is found without a call: they are few enough for the room that the loader keeps for that.
-#define DLSYS_NEAR_THREAD __attribute__((visibility("hidden"), tls_model("initial-exec"))) __thread
-extern DLSYS_NEAR_THREAD uint3 threadIdx, blockIdx, blockDim, gridDim;
+// Of the thread that runs now. Blocks and grids are lines. Hidden, they need one address for all.
+extern __attribute__((visibility("hidden"))) __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace dlsys {
 namespace emulator {

@@ -172,7 +172,9 @@ class Marks(unittest.TestCase):
     def test_a_sample_says_what_it_leaves_out(self) -> None:
         for processes in "12":
             done = self.ran("-j", processes, "-k", "Row", "--sample")
-            self.assertIn("\n7 cases of tests left out of the sample: make test-full\n", done.stdout)
+            self.assertIn(
+                "\n7 cases of tests left out of the sample: make test-full\n", done.stdout
+            )
             self.assertEqual(done.stdout.splitlines()[-1], "2 passed, 0 failed, 0 skipped")
             self.assertNotIn("left out", self.ran("-j", processes, "-k", "Row").stdout)
 
