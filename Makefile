@@ -62,7 +62,7 @@ endif
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help mnist test test-full test-quick test-gpu test-emulated emulator interface asan ready libraries shared-libraries test-library ptx asan-library ubsan tsan fuzz fuzz-campaign soak onnx lib optional-lib native cxx wheel lint format docs bench clean FORCE
+.PHONY: help mnist test test-full test-quick test-gpu test-emulated emulator interface asan ready libraries shared-libraries test-library nvvm asan-library ubsan tsan fuzz fuzz-campaign soak onnx lib optional-lib native cxx wheel lint format docs bench clean FORCE
 
 help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
@@ -102,7 +102,7 @@ test-full: $(call READY,test) test-library emulator
 
 # Without a GPU the CUDA files are still compiled, so that a broken one is seen.
 test-library:
-	+@$(SUBMAKE) $(if $(CXX),native,no-lib) $(if $(CXX),$(if $(NVCC),$(if $(GPU_ARCHS),,ptx)))
+	+@$(SUBMAKE) $(if $(CXX),native,no-lib) $(if $(CXX),$(if $(NVCC),$(if $(GPU_ARCHS),,nvvm)))
 
 # What .ci/run needs. The sanitized library shares no object with the others and is made beside them,
 # so that no core waits for the last object of one.
@@ -301,7 +301,7 @@ OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(filter-out src/emulator/%,$(c
 OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(call sources,cu))
 OBJECTS_EMULATED := $(patsubst src/%,$(BUILD)/obj/emulated/%.o,\
   $(call sources,cu) $(filter src/emulator/%,$(call sources,cc)))
-PTX := $(patsubst src/%,$(BUILD)/obj/ptx/%.ptx,$(call sources,cu))
+NVVM := $(patsubst src/%,$(BUILD)/obj/nvvm/%.ltoir,$(call sources,cu))
 OBJECTS = $(OBJECTS_CXX) $(if $(EMULATED),$(OBJECTS_EMULATED),$(if $(CUDA_ARCHS),$(OBJECTS_CUDA)))
 LINK_CXX = $(CXX) -shared -pthread -Wl,--version-script=src/exports.map -Wl,-z,defs \
   -Wl,-z,nodelete
@@ -374,17 +374,18 @@ $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@echo "compiling $< for $(ARCH_TEXT)"
 	$(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
 
-# Whether nvcc can compile the CUDA files, in a fraction of the time. Nothing is assembled or linked:
-# a symbol that is missing here is missing in the emulator's library too.
-$(PTX): GENCODE = -arch=compute_$(TEST_ARCH)
-$(PTX): NVCC_LEVEL = -O0 -Xcicc -O0
-ptx: $(PTX)
-	@echo "CUDA files: $(words $^) compiled to PTX for sm_$(TEST_ARCH), not assembled and not linked"
+# Whether nvcc can compile the CUDA files, in a fraction of the time: to its intermediate language,
+# which is what link-time optimization keeps. Nothing is assembled or linked: a symbol that is missing
+# here is missing in the emulator's library too.
+$(NVVM): GENCODE = -gencode arch=compute_$(TEST_ARCH),code=lto_$(TEST_ARCH)
+$(NVVM): NVCC_LEVEL = -O0 -Xcicc -O0
+nvvm: $(NVVM)
+	@echo "CUDA files: $(words $^) compiled to NVVM IR for sm_$(TEST_ARCH), not assembled and not linked"
 
-$(BUILD)/obj/ptx/%.ptx: src/% $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
+$(BUILD)/obj/nvvm/%.ltoir: src/% $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@mkdir -p $(@D)
-	@echo "compiling $< to PTX"
-	$(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -ptx $< -o $@
+	@echo "compiling $< to NVVM IR"
+	$(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -ltoir $< -o $@
 
 # Its own path is one of those that nvcc puts between double quotes.
 $(NVCC_HERE): FORCE
@@ -400,5 +401,5 @@ $(BUILD)/obj/%.flags: FORCE
 	@mkdir -p $(@D)
 	@printf '%s\n' "$$FLAGS" | cmp -s - $@ || printf '%s\n' "$$FLAGS" > $@
 
--include $(addsuffix .d,$(basename $(OBJECTS_CXX) $(OBJECTS_CUDA) $(OBJECTS_EMULATED) $(PTX) \
+-include $(addsuffix .d,$(basename $(OBJECTS_CXX) $(OBJECTS_CUDA) $(OBJECTS_EMULATED) $(NVVM) \
   $(PRECOMPILED_CXX) $(PRECOMPILED_EMULATED)))
