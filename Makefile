@@ -62,11 +62,12 @@ endif
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help mnist test test-quick test-gpu test-emulated emulator interface asan ready libraries shared-libraries test-library ptx asan-library ubsan tsan fuzz fuzz-campaign soak onnx lib optional-lib native cxx wheel lint format docs bench clean FORCE
+.PHONY: help mnist test test-full test-quick test-gpu test-emulated emulator interface asan ready libraries shared-libraries test-library nvvm asan-library ubsan tsan fuzz fuzz-campaign soak onnx lib optional-lib native cxx wheel lint format docs bench clean FORCE
 
 help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
-	@echo "make test       build what this machine can build and run all tests"
+	@echo "make test       build what this machine can build and run all tests, the longest on some cases"
+	@echo "make test-full  all of them on all of their cases, and those of the GPU on an emulated one"
 	@echo "make test-quick all but slow tests and large arrays: under a minute on 2 cores once built"
 	@echo "make test-gpu   the same on a GPU; a skipped test is a failure"
 	@echo "make emulator   the native library with a GPU that the CPU emulates, to try kernels without one"
@@ -90,11 +91,18 @@ mnist: $(call READY,run)
 	$(RUN) mnist_dlsys.py -m mlp -l --hints $(ARGS)
 
 test: $(call READY,test) test-library
-	@$(RUN) tests/run.py -j $(JOBS) $(ARGS)
+	@$(RUN) tests/run.py -j $(JOBS) --sample $(ARGS)
+
+# Every case of every test, the GPU's on an emulated one, where the others take a sample.
+test-full: $(call READY,test) test-library emulator
+	@status=0; $(RUN) tests/run.py -j $(JOBS) $(ARGS) || status=1; \
+	DLSYS_LIBRARY=$(call absolute,$(EMULATED_LIB)) \
+	  $(RUN) tests/run.py -j $(JOBS) --needs gpu $(ARGS) || status=1; \
+	exit $$status
 
 # Without a GPU the CUDA files are still compiled, so that a broken one is seen.
 test-library:
-	+@$(SUBMAKE) $(if $(CXX),native,no-lib) $(if $(CXX),$(if $(NVCC),$(if $(GPU_ARCHS),,ptx)))
+	+@$(SUBMAKE) $(if $(CXX),native,no-lib) $(if $(CXX),$(if $(NVCC),$(if $(GPU_ARCHS),,nvvm)))
 
 # What .ci/run needs. The sanitized library shares no object with the others and is made beside them,
 # so that no core waits for the last object of one.
@@ -130,7 +138,7 @@ interface: native
 
 test-emulated: $(call READY,test) emulator
 	@DLSYS_LIBRARY=$(call absolute,$(EMULATED_LIB)) \
-	  $(RUN) tests/run.py -j $(JOBS) --needs gpu $(ARGS)
+	  $(RUN) tests/run.py -j $(JOBS) --needs gpu --sample $(ARGS)
 
 # Every buffer has a block of its own and of its true size, so that each overrun is seen. With
 # EMULATED=1 those of the GPU's kernels too. Frames of the sanitizer's own stack, which it takes to
@@ -138,7 +146,8 @@ test-emulated: $(call READY,test) emulator
 # when the tests are done (tests/support/leaks.py); they are found where Python allocates with malloc.
 # The loops of all sanitized libraries are compiled for this processor alone: no other version runs.
 ONE_ISA := -march=native -DDLSYS_ONE_ISA
-# Checks that are calls compile in half the time of those that are inlined.
+# Checks that are calls compile in half the time of those that are inlined, and code that is not
+# optimized in half of that again, which only long loops miss.
 CHECKS := --param asan-instrumentation-with-call-threshold=0
 ASAN_TESTS ?= test_operators test_operator_limits test_gpu_op test_state
 ASAN_LIB := $(BUILD)/asan$(if $(EMULATED),-emulated)/libdlsys.so
@@ -149,8 +158,9 @@ asan: $(call READY,test) asan-library
 	  DLSYS_LIBRARY=$(call absolute,$(ASAN_LIB)) $(RUN) tests/run.py -j $(JOBS) $(ASAN_TESTS)
 
 asan-library: cxx
-	+@$(SUBMAKE) native CUDA=off BUILD=$(BUILD)/asan LIB=$(ASAN_LIB) EMULATED=$(EMULATED) \
-	  CXXFLAGS="-O1 -g1 -fsanitize=address $(CHECKS) -fno-omit-frame-pointer $(ONE_ISA)" \
+	+@$(SUBMAKE) native CUDA=off BUILD=$(BUILD)/asan LIB=$(ASAN_LIB) EMULATED=$(EMULATED) PRECOMPILED= \
+	  CXX_LEVEL='$$(if $$(LONG_LOOPS),-O1,-O0)' EMULATED_LEVEL='$$(CXX_LEVEL)' \
+	  CXXFLAGS="-g1 -fsanitize=address $(CHECKS) -fno-omit-frame-pointer $(ONE_ISA)" \
 	  LDFLAGS=-fsanitize=address
 
 # Undefined arithmetic, shifts, bounds and alignment; the first of them ends the run.
@@ -255,10 +265,11 @@ $(VENV)/.ready-%: $(VENV)/bin/python pyproject.toml setup.py
 # Objects go to the linker directly: through an archive the kernels' registrations would be dropped.
 
 CXXFLAGS ?=
+CXX_LEVEL ?= -O3
 NVCCFLAGS ?=
 NVCC_LEVEL := -O3
 LDFLAGS ?=
-BASE_CXXFLAGS := -std=c++17 -O3 -fPIC -pthread -Isrc -fno-math-errno -fno-trapping-math \
+BASE_CXXFLAGS := -std=c++17 -fPIC -pthread -Isrc -fno-math-errno -fno-trapping-math \
   -fvisibility=hidden -fvisibility-inlines-hidden -Wall -Wextra
 BASE_NVCCFLAGS = -std=c++17 $(NVCC_LEVEL) -Isrc -Xfatbin -compress-all --threads $(JOBS) $(GENCODE) \
   -DDLSYS_CUDA_ARCHS=\"$(ARCH_TEXT)\" $(if $(CUDA_INCLUDE),-I$(call quoted,$(CUDA_INCLUDE))) -ccbin $(CXX) \
@@ -270,8 +281,9 @@ EMULATED ?=
 EMULATED_CXXFLAGS := -Isrc/emulator $(BASE_CXXFLAGS) -march=native -ffp-contract=off \
   -fno-strict-aliasing -Wno-unknown-pragmas \
   -Wno-unused-parameter -Wno-sign-compare -DDLSYS_EMULATED -DDLSYS_CUDA_ARCHS=\"emulated\"
-# Tests run long loops in products and convolutions; the rest compiles in two thirds of the time.
-EMULATED_LEVEL = $(if $(findstring /gemm/,$<)$(findstring /conv/,$<)$(filter src/emulator/%,$<),-O2,-O1)
+# Tests run long loops in products, convolutions and attention; the rest compiles in half the time.
+LONG_LOOPS = $(findstring /gemm/,$<)$(findstring /conv/,$<)$(findstring /attention/,$<)
+EMULATED_LEVEL = $(if $(filter src/emulator/%,$<),-O2,$(if $(LONG_LOOPS),-O1,-O0))
 
 CUDA_ARCHS ?= $(if $(GPU_ARCHS),$(if $(NVCC),$(GPU_ARCHS)))
 CUDA_PTX ?=
@@ -289,7 +301,7 @@ OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(filter-out src/emulator/%,$(c
 OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(call sources,cu))
 OBJECTS_EMULATED := $(patsubst src/%,$(BUILD)/obj/emulated/%.o,\
   $(call sources,cu) $(filter src/emulator/%,$(call sources,cc)))
-PTX := $(patsubst src/%,$(BUILD)/obj/ptx/%.ptx,$(call sources,cu))
+NVVM := $(patsubst src/%,$(BUILD)/obj/nvvm/%.ltoir,$(call sources,cu))
 OBJECTS = $(OBJECTS_CXX) $(if $(EMULATED),$(OBJECTS_EMULATED),$(if $(CUDA_ARCHS),$(OBJECTS_CUDA)))
 LINK_CXX = $(CXX) -shared -pthread -Wl,--version-script=src/exports.map -Wl,-z,defs \
   -Wl,-z,nodelete
@@ -330,29 +342,50 @@ $(LIB): $(OBJECTS) src/exports.map $(BUILD)/obj/$(if $(EMULATED),emulated-)link.
 $(BUILD)/obj/emulated/%.o: src/% $(BUILD)/obj/emulated.flags
 	@mkdir -p $(@D)
 	@echo "compiling $< for the emulator"
-	$(Q)$(CXX) $(EMULATED_CXXFLAGS) $(EMULATED_LEVEL) $(CXXFLAGS) -MMD -MP -x c++ -c $< -o $@
+	$(Q)$(CXX) $(EMULATED_CXXFLAGS) $(EMULATED_LEVEL) $(CXXFLAGS) \
+	  $(if $(filter %.cu,$<),$(call with,emulated/,$(EMULATED_LEVEL))) -MMD -MP -x c++ -c $< -o $@
 
 $(BUILD)/obj/%.cc.o: src/%.cc $(BUILD)/obj/cxx.flags
 	@mkdir -p $(@D)
 	@echo "compiling $<"
-	$(Q)$(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(CXX) $(BASE_CXXFLAGS) $(CXX_LEVEL) $(CXXFLAGS) \
+	  $(call with,,$(CXX_LEVEL)) -MMD -MP -c $< -o $@
+
+# With PRECOMPILED=1 what nearly all files include is parsed once for each level of optimization.
+PRECOMPILED ?=
+with = $(if $(PRECOMPILED),-include $(BUILD)/obj/$(1)precompiled$(firstword $(2)).h -Winvalid-pch)
+ifneq ($(PRECOMPILED),)
+LEVELS := $(if $(findstring LONG_LOOPS,$(value CXX_LEVEL)),-O0 -O1,$(firstword $(CXX_LEVEL)))
+PRECOMPILED_CXX := $(LEVELS:%=$(BUILD)/obj/precompiled%.h.gch)
+PRECOMPILED_EMULATED := $(patsubst %,$(BUILD)/obj/emulated/precompiled%.h.gch,-O0 -O1)
+$(OBJECTS_CXX): $(PRECOMPILED_CXX)
+$(OBJECTS_EMULATED): $(PRECOMPILED_EMULATED)
+$(PRECOMPILED_CXX): $(BUILD)/obj/precompiled%.h.gch: src/cpu/runtime/parallel.h $(BUILD)/obj/cxx.flags
+	@mkdir -p $(@D) && echo '#include "$(<:src/%=%)"' >$(basename $@)
+	$(Q)$(CXX) $(BASE_CXXFLAGS) $* $(CXXFLAGS) -MMD -MP -x c++-header -c $(basename $@) -o $@
+$(PRECOMPILED_EMULATED): $(BUILD)/obj/emulated/precompiled%.h.gch: src/cuda/runtime/launch.cuh \
+    $(BUILD)/obj/emulated.flags
+	@mkdir -p $(@D) && echo '#include "$(<:src/%=%)"' >$(basename $@)
+	$(Q)$(CXX) $(EMULATED_CXXFLAGS) $* $(CXXFLAGS) -MMD -MP -x c++-header -c $(basename $@) -o $@
+endif
 
 $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@mkdir -p $(@D)
 	@echo "compiling $< for $(ARCH_TEXT)"
 	$(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
 
-# Whether nvcc can compile the CUDA files, in a fraction of the time. Nothing is assembled or linked:
-# a symbol that is missing here is missing in the emulator's library too.
-$(PTX): GENCODE = -arch=compute_$(TEST_ARCH)
-$(PTX): NVCC_LEVEL = -O0 -Xcicc -O0
-ptx: $(PTX)
-	@echo "CUDA files: $(words $^) compiled to PTX for sm_$(TEST_ARCH), not assembled and not linked"
+# Whether nvcc can compile the CUDA files, in a fraction of the time: to its intermediate language,
+# which is what link-time optimization keeps. Nothing is assembled or linked: a symbol that is missing
+# here is missing in the emulator's library too.
+$(NVVM): GENCODE = -gencode arch=compute_$(TEST_ARCH),code=lto_$(TEST_ARCH)
+$(NVVM): NVCC_LEVEL = -O0 -Xcicc -O0
+nvvm: $(NVVM)
+	@echo "CUDA files: $(words $^) compiled to NVVM IR for sm_$(TEST_ARCH), not assembled and not linked"
 
-$(BUILD)/obj/ptx/%.ptx: src/% $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
+$(BUILD)/obj/nvvm/%.ltoir: src/% $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@mkdir -p $(@D)
-	@echo "compiling $< to PTX"
-	$(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -ptx $< -o $@
+	@echo "compiling $< to NVVM IR"
+	$(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -ltoir $< -o $@
 
 # Its own path is one of those that nvcc puts between double quotes.
 $(NVCC_HERE): FORCE
@@ -360,12 +393,13 @@ $(NVCC_HERE): FORCE
 	@ln -sfn "$$(dirname $(call quoted,$(NVCC)))" $@
 
 # Rewritten only when a command line changes, which then rebuilds what was made with the old one.
-$(BUILD)/obj/cxx.flags: export FLAGS = $(CXX) $(BASE_CXXFLAGS) $(CXXFLAGS)
+$(BUILD)/obj/cxx.flags: export FLAGS = $(CXX) $(BASE_CXXFLAGS) $(value CXX_LEVEL) $(CXXFLAGS) $(PRECOMPILED)
 $(BUILD)/obj/cuda.flags: export FLAGS = $(NVCC) $(BASE_NVCCFLAGS) $(NVCCFLAGS)
-$(BUILD)/obj/emulated.flags: export FLAGS = $(CXX) $(EMULATED_CXXFLAGS) $(value EMULATED_LEVEL) $(CXXFLAGS)
+$(BUILD)/obj/emulated.flags: export FLAGS = $(CXX) $(EMULATED_CXXFLAGS) $(value EMULATED_LEVEL) $(CXXFLAGS) $(PRECOMPILED)
 $(BUILD)/obj/link.flags $(BUILD)/obj/emulated-link.flags: export FLAGS = $(LINK) $(LDFLAGS) $(OBJECTS)
 $(BUILD)/obj/%.flags: FORCE
 	@mkdir -p $(@D)
 	@printf '%s\n' "$$FLAGS" | cmp -s - $@ || printf '%s\n' "$$FLAGS" > $@
 
--include $(addsuffix .d,$(basename $(OBJECTS_CXX) $(OBJECTS_CUDA) $(OBJECTS_EMULATED) $(PTX)))
+-include $(addsuffix .d,$(basename $(OBJECTS_CXX) $(OBJECTS_CUDA) $(OBJECTS_EMULATED) $(NVVM) \
+  $(PRECOMPILED_CXX) $(PRECOMPILED_EMULATED)))

@@ -1,14 +1,15 @@
 """Runs every test and ends with one line: `N passed, N failed, N skipped`.
 
     python tests/run.py [-j N] [-k PART ...] [--needs DEVICE] [--table] [--drawn] [--quick]
-                        [--list] [--slowest N] [NAME ...]
+                        [--sample] [--list] [--slowest N] [NAME ...]
 
 A NAME is a module, a class or a test, such as `test_operators.NumpyOperators`; without one all
 tests run. `-k` keeps those whose names contain a PART, or match it where it has a `*`. The further
 options keep tests by what is noted in the code: `--needs gpu` those that `devices.require` or its
 like marks as needing a GPU and those that take every native device, `--table` those that a row of
 the operator table becomes, `--drawn` those of modules that draw their cases (seeds.py), `--quick`
-those that are not marked `devices.slow`, and of each row of the table its small cases.
+those that are not marked `devices.slow`, and of each row of the table its small cases. `--sample`
+has tests go through some of their cases alone (sample.py), as `--quick` does too.
 
 `-j N` deals the tests to N processes, which share the cores; slow ones go first, so that all end
 together. `--list` prints the names of the tests and runs none, `--slowest N` ends with the CPU
@@ -48,14 +49,15 @@ from typing import IO, Any
 FOLDER = Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "python")]
 
-from support import leaks, seeds  # noqa: E402
+from support import leaks, sample, seeds  # noqa: E402
 
 DEALT = 25  # tests of one class that a process gets at a time; a slow one goes alone
 WORKER = "--worker"
 PATIENCE = 60  # seconds for a process to end once it has no more tests
 
 Note = tuple[str, str, "str | None"]  # of a test: its id, its outcome, why it was skipped
-Notes = tuple[list[Note], dict[str, float]]  # of some tests, with the CPU seconds of each
+# Of some tests, with the CPU seconds of each, and how many cases a sample left out.
+Notes = tuple[list[Note], dict[str, float], int]
 
 
 class Tally:
@@ -68,6 +70,7 @@ class Tally:
         self.outcomes: dict[str, str] = {}
         self.reasons: collections.Counter[str] = collections.Counter()
         self.seconds: dict[str, float] = {}
+        self.left_out = 0
 
     def note(self, test: str, outcome: str, reason: str | None = None) -> None:
         if outcome == "skipped":
@@ -82,6 +85,7 @@ class Tally:
         for note in notes[0]:
             self.note(*note)
         self.seconds.update(notes[1])
+        self.left_out += notes[2]
 
     def report(self, slowest: int = 0) -> int:
         """Prints times, skips and counts; returns the exit status."""
@@ -93,6 +97,8 @@ class Tally:
             print(f"\n{self.reasons.total()} tests or classes of tests SKIPPED{why}:")
             for reason, times in self.reasons.most_common():
                 print(f"  {times:5d} x {reason}")
+        if self.left_out:
+            print(f"\n{self.left_out} cases of tests left out of the sample: make test-full")
         if not self.outcomes:
             print("\nno test was found")
         if count["failed"]:
@@ -162,8 +168,9 @@ class Result(unittest.TextTestResult):
 
 def run_here(suite: unittest.TestSuite) -> Notes:
     """Runs the tests in this process and returns the notes of each."""
+    before = sample.left_out
     result: Any = unittest.TextTestRunner(resultclass=Result).run(suite)
-    return result.notes, result.seconds
+    return result.notes, result.seconds, sample.left_out - before
 
 
 # ---- what the code of a test says of it ----
@@ -332,12 +339,12 @@ def run_dealt(suite: unittest.TestSuite, processes: int, tally: Tally) -> None:
                 log = worker.log()
                 if notes is None:
                     log += f"\na process of tests ended with status {status}: {' '.join(names)}\n"
-                    notes = [(name, "failed", None) for name in names], {}
+                    notes = [(name, "failed", None) for name in names], {}, 0
                     worker = Worker()
                 report(notes, log)
         except queue.Empty:
             if worker.end():
-                report(([(f"the end of process {number}", "failed", None)], {}), worker.log())
+                report(([(f"the end of process {number}", "failed", None)], {}, 0), worker.log())
         finally:
             worker.stop()
 
@@ -368,6 +375,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="no slow test, no large case of the table"
     )
+    parser.add_argument("--sample", action="store_true", help="some cases of the longest tests")
     parser.add_argument("--list", action="store_true", help="print the names of the tests alone")
     parser.add_argument(
         "--slowest", type=int, default=0, metavar="N", help="so many with CPU times"
@@ -375,6 +383,9 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.quick:
         os.environ["DLSYS_TEST_QUICK"] = "1"  # test_operators.py reads it, in each process
+    if options.sample or options.quick:
+        os.environ[sample.VARIABLE] = "1"
+        sample.SAMPLED = True
     loader = unittest.defaultTestLoader
     if options.k:
         loader.testNamePatterns = [part if "*" in part else f"*{part}*" for part in options.k]

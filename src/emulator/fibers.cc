@@ -157,7 +157,8 @@ class Queue {
 using Act = std::function<void()>;
 
 struct Fiber {
-  void* stack_pointer;
+  void* stack_pointer;  // null: it has not begun and has no stack
+  unsigned stack;
   const Group* waits;  // for whose round to pass; null: it may run
   unsigned round, exchanges;
   bool ended, sleeps;
@@ -284,9 +285,15 @@ class Scheduler {
     fiber.until = nullptr;
     fiber.copies.Clear();
     for (Queue<Act>& unit : fiber.units) unit.Clear();
+    fiber.stack_pointer = nullptr;
+  }
+  // Gives a fiber the stack of one that has ended, which the caches have, or else one of its own.
+  void GiveStack(Fiber& fiber) {
+    fiber.stack = ended_stacks_.empty() ? stacks_taken_++ : ended_stacks_.back();
+    if (!ended_stacks_.empty()) ended_stacks_.pop_back();
     // As if it had been switched away from at the first instruction of Begin, which expects its
     // stack as behind a call.
-    void** top = (void**)(stacks_ + (thread + 1) * kStackNbytes) - 2;
+    void** top = (void**)(stacks_ + (fiber.stack + 1) * kStackNbytes) - 2;
     top[0] = (void*)Begin;
     top[1] = nullptr;
     fiber.stack_pointer = top - 6;
@@ -309,6 +316,7 @@ class Scheduler {
     *thread_x_ = thread;
     fibers_[thread].waits = nullptr;
     fibers_[thread].until = nullptr;
+    if (!fibers_[thread].stack_pointer) GiveStack(fibers_[thread]);
     dlsys_switch_fiber(&main_, fibers_[thread].stack_pointer);
   }
   // Resumes each thread that may run, once. True where one did more than sleep.
@@ -338,6 +346,8 @@ class Scheduler {
   }
 
   char* stacks_;
+  std::vector<unsigned> ended_stacks_;
+  unsigned stacks_taken_ = 0;
   std::vector<Fiber> fibers_;
   std::vector<char> dynamic_memory_;
   char* dynamic_ = nullptr;
@@ -369,6 +379,7 @@ void Scheduler::Begin() {
   own.call_->Run();
   Fiber& fiber = own.fibers_[own.current_];
   fiber.ended = true;
+  own.ended_stacks_.push_back(fiber.stack);  // nobody begins on it before this one is gone
   own.Drop(own.all_);
   own.Drop(own.warp());
   own.Drop(own.warpgroup());
@@ -397,6 +408,8 @@ bool Scheduler::RunBlock(const Grid& grid, unsigned block, Cluster* cluster, Clu
     warpgroups_[first / kWarpgroup] = {std::min(grid.threads - first, kWarpgroup), 0, 0};
   for (Group& group : numbered_) group = {};
   memset(slots_, 0xff, (grid.threads + kLanes - 1) / kLanes * sizeof slots_[0]);
+  ended_stacks_.clear();
+  stacks_taken_ = 0;
   for (unsigned k = 0; k < grid.threads; k++) Prepare(k);
   if (cluster) cluster->Enter(rank_, dynamic_, grid.shared_nbytes);
   const Turns turns(grid.threads);

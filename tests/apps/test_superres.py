@@ -23,6 +23,7 @@ from dlsys.apps.superres.patches import Pair, PatchLoader
 from dlsys.apps.superres.training import Settings, load, loss_of
 from dlsys.errors import DataError, DlsysError
 from dlsys.train import safetensors
+from support import sample
 from support.devices import on_native_devices
 from support.small_digits import needs
 
@@ -220,7 +221,7 @@ class Tiles:
             model = settings.build_model()
             weight = model.rebuild.weight
             weight.set(weight.asnumpy() * 30)  # so that all pixels around a pixel count
-            for shape in ((20, 33), (5, 40), (1, 1)):
+            for shape in (*sample.rest([(20, 33)]), (5, 40), (1, 1)):
                 small = plane(2, *shape) * np.float32(0.5)
                 margin, f = model.margin, settings.factor
                 padded = np.pad(settings.given(small), margin, mode="edge")[None, None]

@@ -18,6 +18,7 @@ from dlsys.executor.capture import program
 from dlsys.executor.capture.streams import GraphStreams
 from dlsys.runtime.device import counters, gpu
 from dlsys.settings import settings
+from support import sample
 from support.devices import EMULATED, fewer, require, slow
 from support.graphs import Training
 
@@ -83,12 +84,12 @@ class GpuStreams(unittest.TestCase):
             plain, _ = self.trained(name, capture=False)
             chain, _ = self.trained(name, streams=1)
             ways = {"chain": chain}
-            for limit in (2, 4):
+            for limit in (*sample.rest([2]), 4):
                 ways[f"{limit} streams"], report = self.trained(name, streams=limit)
                 (segment,) = report.plans[0].segments
                 self.assertEqual(segment.streams, limit, name)
                 self.assertLess(segment.longest, segment.steps, name)
-            for limit in (1, 4):
+            for limit in (*sample.rest([1]), 4):
                 ways[f"many, {limit} stream(s)"], report = self.trained(name, True, streams=limit)
                 self.assertGreater(report.plans[0].unrolled, 1, name)
             for way, values in ways.items():

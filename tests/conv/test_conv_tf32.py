@@ -14,6 +14,7 @@ from dlsys.passes.precision import set_precision
 from dlsys.rungs import Algorithm
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.runtime.library import load
+from support import sample
 from support.devices import fewer, require, slow
 from support.families.conv import convolved, data_gradient, filter_gradient
 
@@ -113,7 +114,7 @@ class TensorCores(unittest.TestCase):
     def test_whole_numbers_are_exact(self) -> None:
         """Factors that 10 bits hold, and sums that float32 holds: nothing is rounded."""
         rng = np.random.default_rng(1)
-        for x, f, attrs in SHAPES:
+        for x, f, attrs in sample.of(SHAPES, 5):
             given = inputs(x, f, attrs, lambda shape: rng.integers(-8, 9, shape))
             with self.subTest(x=x, f=f, **attrs):
                 for got, wanted in zip(
@@ -125,7 +126,7 @@ class TensorCores(unittest.TestCase):
     def test_accuracy(self) -> None:
         """tf32 is within its bound of float64 and outside that of float32, which fp32 keeps."""
         random = np.random.default_rng(2).standard_normal
-        for x, f, attrs in SHAPES:
+        for x, f, attrs in sample.of(SHAPES, 5):
             given = inputs(x, f, attrs, random)
             wanted = exact(*given, attrs)
             sizes = exact(*map(np.abs, given), attrs)
@@ -151,7 +152,7 @@ class TensorCores(unittest.TestCase):
     def test_what_is_not_finite(self) -> None:
         """NaN and infinity reach the windows that see them and no others."""
         random = np.random.default_rng(3).standard_normal
-        for x, f, attrs in SHAPES:
+        for x, f, attrs in sample.of(SHAPES, 5):
             given = inputs(x, f, attrs, random)
             given[0][0, 0, 0, -1] = np.inf
             given[0][-1, -1, -1, 0] = np.nan

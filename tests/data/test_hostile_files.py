@@ -31,6 +31,7 @@ from dlsys.apps.pictures import read_pictures
 from dlsys.apps.setup import Setup, choose
 from dlsys.data import cifar
 from dlsys.errors import DataError, DlsysError, printable, quoted
+from support import sample
 from support.devices import slow
 from support.small_digits import Folder, run
 from support.small_runs import loader, model, sgd
@@ -284,10 +285,10 @@ class Forged(InFolder):
         self.run_once(self.folder / "next", self.folder / "run")
         outcomes = {"refused": 0, "taken": 0}
         with mock.patch("os.fsync"):
-            for place, header in self.changed():
+            for place, header in sample.of(self.changed(), 120):
                 outcomes[self.outcome(place, header)] += 1
-        self.assertGreater(outcomes["refused"], 400)
-        self.assertGreater(outcomes["taken"], 20)
+        self.assertGreater(outcomes["refused"], 80 if sample.SAMPLED else 400)
+        self.assertGreater(outcomes["taken"], 3 if sample.SAMPLED else 20)
 
     def outcome(self, place: str, header: Any) -> str:
         path = self.folder / "forged.safetensors"

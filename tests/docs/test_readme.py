@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dlsys import autodiff as ad
+from support import sample
 from support.devices import native_contexts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +38,7 @@ class Readme(unittest.TestCase):
 
     def test_a_network_from_data_to_checkpoint(self):
         example = EXAMPLES[2].replace("ndarray.best()", "CTX", 1).replace("runs/lenet", "FOLDER")
-        for name, count in (("train", 600), ("validation", 200), ("test", 200)):
+        for name, count in (("train", sample.count(600, 300)), ("validation", 100), ("test", 100)):
             example = example.replace(f"sets.{name},", f"sets.{name}.subset(slice({count})),")
         for ctx in (None, *native_contexts()):
             with self.subTest(ctx=ctx), tempfile.TemporaryDirectory() as folder:

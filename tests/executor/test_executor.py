@@ -16,6 +16,7 @@ from dlsys import ndarray
 from dlsys.errors import GraphError
 from dlsys.executor.run.tables import Segment
 from dlsys.runtime.device import Context, cpu, gpu, memory_stats
+from support import sample
 from support.devices import require
 from support.graphs import Training, double_op, evaluate, on_host
 
@@ -312,7 +313,7 @@ class Runs:
             net = Training((20, 16, 4), seed=seed)
             executor = ad.Executor([net.loss, net.train], self.ctx)
             feeds = net.batch(32)
-            results[seed] = [float(executor.run(feeds)[0]) for _ in range(30)]
+            results[seed] = [float(executor.run(feeds)[0]) for _ in range(sample.count(30, 10))]
 
         threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2, 1 + 2)]
         for thread in threads:

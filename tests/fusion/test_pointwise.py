@@ -32,6 +32,7 @@ from dlsys.runtime.device import Context
 from dlsys.runtime.interface import interface
 from dlsys.runtime.target import Target
 from dlsys.settings import settings
+from support import sample
 from support.devices import on_native_devices
 from support.fusion import fused as run_fusions
 from support.fusion import require_fusion, without
@@ -369,7 +370,7 @@ class Values:
 
     def test_floats_of_16_bits_are_rounded_in_the_end(self) -> None:
         for dtype in NARROW:
-            for shape in ((), (7,), (150, 128), (16387,)):
+            for shape in ((), (7,), (150, 128), *sample.rest([(16387,)])):
                 h, g = variable("h", *shape, dtype=dtype), variable("g", *shape, dtype=dtype)
                 feeds = {x: self.narrow(x, k) for k, x in enumerate((h, g))}
                 made = [op(-h) + 1 for op in UNARY[:-1]] + [op(-h, g) * 2 for op in BINARY]

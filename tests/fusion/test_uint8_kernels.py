@@ -17,6 +17,7 @@ from dlsys.ops.optim.rules import RULES
 from dlsys.ops.random.device_batch import ordered
 from dlsys.runtime.device import Context, gpu
 from dlsys.runtime.library import load
+from support import sample
 from support.devices import EMULATED, require, slow
 from support.families.fused.gemm import FORMULAS
 
@@ -89,7 +90,7 @@ class GpuProducts(Kernels):
         columns = itertools.cycle((1, 7, 12, 64, 33, 130))
         sizes = list(itertools.product((1, 7, 64, 65, 130), (1, 15, 16, 17, 100)))
         applied = set()
-        for rows, depth in [*sizes, (65, 304), (3, 1001)]:
+        for rows, depth in [*sample.of(sizes, 9), (65, 304), (3, 1001)]:
             for a, b, bias, product, trans_b in self.factors(rows, depth, next(columns)):
                 for number, name in enumerate(names, 1):
                     try:
@@ -213,15 +214,15 @@ class GpuUpdates(Kernels):
             np.testing.assert_array_equal(state.asnumpy(), right_value)
 
     def test_products_of_all_shapes(self) -> None:
-        for k, m, n in (
+        shapes = (
             (1, 1, 1), (1, 7, 5), (0, 7, 5), (3, 0, 5), (3, 5, 0), (37, 784, 10), (37, 10, 784),
             (33, 7, 5), (15, 17, 16), (16, 16, 16), (300, 130, 70), (64, 64, 64), (70, 33, 129),
-        ):  # fmt: skip
-            for of, other in (("A", "B"), ("B", "A")):
-                for sums in ("", other):
-                    for precision in (FP32, TF32):
-                        with self.subTest(k=k, m=m, n=n, of=of, sums=sums, precision=precision):
-                            self.check((k, m, n, of, sums), precision=precision)
+        )  # fmt: skip
+        sides = (("A", ""), ("A", "B"), ("B", ""), ("B", "A"))
+        every = itertools.product(shapes, sides, (FP32, TF32))
+        for (k, m, n), (of, sums), precision in sample.of(every, 45):
+            with self.subTest(k=k, m=m, n=n, of=of, sums=sums, precision=precision):
+                self.check((k, m, n, of, sums), precision=precision)
 
     @slow
     def test_tiles_and_splits_of_all_sizes(self) -> None:
@@ -229,12 +230,13 @@ class GpuUpdates(Kernels):
         H200.
         """
         large = [(520, 1500, 130), (1100, 1500, 70)]
-        for k, m, n in (
+        shapes = (
             (8, 900, 600), (70, 300, 900), (300, 1500, 70), (300, 1500, 33), (1100, 500, 33),
             (24, 20, 10), (300, 33, 900), (70, 1500, 33), (300, 500, 20), (70, 20, 10),
             (300, 1500, 10), (300, 20, 10), (1100, 20, 10), (130, 130, 900), (300, 33, 600),
             (300, 33, 300), *([] if EMULATED else large),
-        ):  # fmt: skip
+        )  # fmt: skip
+        for k, m, n in sample.of(shapes, 7):
             for of in ("AB"[(k + m) // 10 % 2],) if EMULATED else ("A", "B"):
                 with self.subTest(k=k, m=m, n=n, of=of):
                     self.check((k, m, n, of, "A" if of == "B" else "B"))

@@ -24,6 +24,7 @@ from dlsys.runtime.device import Context, unavailable
 from dlsys.runtime.library import load
 from dlsys.runtime.target import target_of
 from dlsys.settings import settings
+from support import sample as sampling
 from support.allocations import requests_of_kernels
 from support.cases import Gradients, Use, apply_formula, generator, in_dtype, make_arrays
 from support.devices import require
@@ -241,6 +242,10 @@ SAYS = {  # of which rows a check says something; of all, if it is not here
 }
 
 
+# Cases of a row in a sample (sample.py): the values of all cases are checked there too.
+SAMPLE = {"bits": 3, "narrow": 3, "gradients": 2, "second_gradients": 2, "unknown_extents": 2}
+
+
 def per_sample(cls: type) -> type:
     """Adds a test method for each row and each check of the class."""
     for name, check in inspect.getmembers(cls, inspect.isfunction):
@@ -249,7 +254,7 @@ def per_sample(cls: type) -> type:
             largest = LARGE if "gradients" in what else np.inf
             rows = [row for row in SAMPLES if runs(row, getattr(cls, "ctx", None))]
             for sample in filter(SAYS.get(what, lambda row: True), rows):
-                test = row_test(check, sample, kind == "each", largest)
+                test = row_test(check, sample, kind == "each", largest, SAMPLE.get(what))
                 test.__doc__ = check.__doc__
                 test.row = sample
                 setattr(cls, f"test_{sample.name}_{what}", test)
@@ -264,20 +269,25 @@ def runs(sample: Sample, ctx: Context | None) -> bool:
     return not fused or target_of(ctx).has(sample.op.kernel)
 
 
-def cases_of(sample: Sample, largest: float) -> list[Case]:
-    """Its cases of so many elements at most; the small ones, or else the smallest, if QUICK."""
+def cases_of(sample: Sample, largest: float, count: int | None) -> list[Case]:
+    """Its cases of so many elements at most; the small ones, or else the smallest, if QUICK. With a
+    count, a sample takes as many, from the smallest to the largest.
+    """
     cases = [case for case in sample.cases if case.size <= largest]
-    if not QUICK:
-        return cases
-    return [case for case in cases if case.size <= SMALL] or sorted(cases, key=lambda c: c.size)[:1]
+    by_size = sorted(cases, key=lambda case: case.size)
+    if QUICK:
+        cases = by_size = [case for case in by_size if case.size <= SMALL] or by_size[:1]
+    return cases if count is None else sampling.of(by_size, count)
 
 
-def row_test(check: Callable, sample: Sample, each_case: bool, largest: float) -> Callable:
+def row_test(
+    check: Callable, sample: Sample, each_case: bool, largest: float, count: int | None
+) -> Callable:
     def test(self: Any) -> None:
         if not each_case:
             check(self, sample)
             return
-        for case in cases_of(sample, largest):
+        for case in cases_of(sample, largest, count):
             with self.subTest(shapes=case.shapes, **case.attrs):
                 check(self, sample, case)
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from dlsys import optim, train
 from dlsys.apps.commands import mnist
+from support import sample
 from support.devices import needs_torch, slow
 from support.rows import Sample
 
@@ -69,10 +70,10 @@ class Cases(unittest.TestCase):
             self.assertEqual(tally.tried, tally.held + tally.unjudged + sum(tally.kinds.values()))
 
     def test_formats(self) -> None:
-        self.tried("formats", 60)
+        self.tried("formats", sample.count(60, 20))
 
     def test_options(self) -> None:
-        self.tried("options", 8)
+        self.tried("options", sample.count(8, 4))
 
     def test_kills(self) -> None:
         self.tried("kills", 3)

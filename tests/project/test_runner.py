@@ -10,8 +10,9 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
-from support import leaks, seeds
+from support import leaks, sample, seeds
 from support.devices import slow
 
 DOOMED = """
@@ -35,6 +36,7 @@ class Lives(unittest.TestCase):
 
 MARKED = """
 import unittest
+from support import sample
 from support.devices import EMULATED, gpu_skip_reason, native_contexts, require, slow
 from dlsys.runtime.device import cpu, gpu
 from support.seeds import SEED
@@ -69,7 +71,9 @@ class SkippedAsAClass(unittest.TestCase):
     def test_never(self): pass
 
 class Row(unittest.TestCase):
-    def test_of_a_row(self): pass
+    def test_of_a_row(self):
+        for k in sample.of(range(10), 3):
+            with self.subTest(k=k): self.assertIn(k, sample.of(range(10), 10))
     def test_beside_them(self): pass
     test_of_a_row.row = object()
 """
@@ -165,6 +169,15 @@ class Marks(unittest.TestCase):
         self.assertFalse({"OnNothing.test_long", "OfAnyName.test_long"} & quick)
         self.assertEqual(self.listed("--table"), {"Row.test_of_a_row"})
 
+    def test_a_sample_says_what_it_leaves_out(self) -> None:
+        for processes in "12":
+            done = self.ran("-j", processes, "-k", "Row", "--sample")
+            self.assertIn(
+                "\n7 cases of tests left out of the sample: make test-full\n", done.stdout
+            )
+            self.assertEqual(done.stdout.splitlines()[-1], "2 passed, 0 failed, 0 skipped")
+            self.assertNotIn("left out", self.ran("-j", processes, "-k", "Row").stdout)
+
     def test_modules_that_draw(self) -> None:
         self.assertEqual(self.listed("--drawn"), self.listed())
         self.assertGreater(len(self.listed()), 8)
@@ -185,6 +198,21 @@ class Seeds(unittest.TestCase):
             if "environ" in (text := path.read_text()) and f'"{seeds.VARIABLE}"' in text
         ]
         self.assertEqual(readers, ["seeds.py"])
+
+
+class Samples(unittest.TestCase):
+    """Some of the cases, evenly spaced, with the first and the last."""
+
+    def test_only_where_it_is_asked_for(self) -> None:
+        with mock.patch.multiple(sample, SAMPLED=False, left_out=0):
+            self.assertEqual(sample.of("abcde", 2), list("abcde"))
+            self.assertEqual((sample.rest("ab"), sample.count(9, 3)), (["a", "b"], 9))
+            self.assertEqual(sample.left_out, 0)
+        with mock.patch.multiple(sample, SAMPLED=True, left_out=0):
+            self.assertEqual(sample.of(range(11), 3), [0, 5, 10])
+            self.assertEqual(sample.of(range(3), 3), [0, 1, 2])
+            self.assertEqual((sample.rest("ab"), sample.count(9, 3)), ([], 3))
+            self.assertEqual(sample.left_out, 8 + 2 + 1)
 
 
 class Leaks(unittest.TestCase):

@@ -29,6 +29,7 @@ from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.runtime.tuning_cache import Measurement, tuning_cache
 from dlsys.settings import settings
 from dlsys.train.kernel_algorithms import Kernels
+from support import sample
 from support.devices import require, slow
 from support.small_runs import OnStep, final, loader, model, sgd, timeless
 
@@ -272,7 +273,7 @@ class Resume:
         seed = random.randrange(2**32)
         moments = random.Random(seed)
         reached = []
-        for _ in range(3):
+        for _ in range(sample.count(3, 1)):
             process = self.start(killed, 0.005, epochs)
             assert process.stdout is not None
             for _ in range(moments.randrange(3, 9)):  # some steps, then a part of one
