@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
+#include "cuda/gemm/gemm.cuh"
 #include "cuda/runtime/widened.cuh"
 
 namespace dlsys {
@@ -31,6 +32,7 @@ struct Task {
   int pitch, filter_numel;
   Frame frame;
   bool relu;
+  bool filters_ready;  // PDL: they may be read before the predecessor ends
 
   __device__ int Patches() const { return down * across; }
   // Floats of shared memory for the filters and one image.
@@ -59,29 +61,15 @@ __device__ __forceinline__ void LoadMirrored(const Task& t, const float* f, int 
     }
 }
 
-// Max of a window and its position; with relu, 0 replaces what is below it.
-template <int kCount>
-__device__ __forceinline__ void Pool(const float (&values)[kCount], float bias, bool relu,
-                                     float* largest, uint8_t* code) {
-  float best = values[0] + bias;
-  int position = 0;
-#pragma unroll
-  for (int k = 1; k < kCount; k++) {
-    const float value = values[k] + bias;
-    const bool larger = !(value <= best) && best == best;  // NaN is larger than every other value
-    best = larger ? value : best;
-    position = larger ? k : position;
-  }
-  *largest = relu && best < 0.f ? 0.f : best;
-  *code = relu && !(best > 0.f) ? kCut : (uint8_t)position;
-}
-
 template <int kKernelW, int kSide, int kOutputs>
 __global__ void __launch_bounds__(kThreads)
     ConvPoolKernel(const Task t, const float* x, const float* f, const float* bias, float* y,
                    uint8_t* code) {
   float *filters = DynamicShared<float>(), *input = filters + t.filter_numel;
+  if (!t.filters_ready) GridDependencySynchronize();
   LoadFilters(t, f, filters);
+  if (t.filters_ready) GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   for (int tile = (int)blockIdx.x; tile < t.tiles; tile += (int)gridDim.x) {
     const int64_t first = (int64_t)tile * t.images_per_block;
     const int count = (int)min((int64_t)t.images_per_block, t.images - first);
@@ -164,7 +152,10 @@ __global__ void __launch_bounds__(kThreads)
   float *filters = DynamicShared<float>(), *input = filters + t.filter_numel;
   const int first = (int)blockIdx.x % t.group_blocks * t.groups * kOutputs;
   const int outputs = min(t.groups * kOutputs, t.outputs - first);
+  if (!t.filters_ready) GridDependencySynchronize();
   LoadMirrored(t, f, first, outputs, filters);
+  if (t.filters_ready) GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   const int items = t.groups * t.Patches();
   const int slice = (int)threadIdx.x / items, item = (int)threadIdx.x % items;
   const int slice_channels = CeilDiv32(t.channels, t.slices), channel = slice * slice_channels;
@@ -244,15 +235,6 @@ int64_t Fitting(const char* op, int64_t numel) {
   return numel;
 }
 
-// As many blocks as are resident together, or fewer where that leaves each as many tiles.
-template <class Kernel>
-unsigned Grid(const char* op, Kernel kernel, int threads, size_t nbytes, int tiles, int device) {
-  int resident = 1;
-  Check(op, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, nbytes));
-  const int64_t concurrent = (int64_t)std::max(resident, 1) * Multiprocessors(device);
-  return (unsigned)CeilDiv(tiles, CeilDiv(tiles, concurrent));
-}
-
 int RoundUpToWarps(int items) {
   const int waves = (int)CeilDiv(items, kThreads);
   return (int)RoundUp(CeilDiv(items, waves), 32);
@@ -263,8 +245,9 @@ void LaunchForward(const char* op, const Task& t, int threads, size_t nbytes, in
                    DLStream stream, const float* x, const float* f, const float* bias, float* y,
                    uint8_t* code) {
   const auto kernel = ConvPoolKernel<kKernelW, kSide, kOutputs>;
-  Launch(op, kernel, Grid(op, kernel, threads, nbytes, t.tiles, device), threads, nbytes, stream, t,
-         x, f, bias, y, code);
+  const unsigned grid = TiledGrid(op, kernel, threads, nbytes, t.tiles, device);
+  LaunchClusters(op, kernel, grid, 1, threads, nbytes, ComputeMajor(device) >= 9, stream, t, x, f,
+                 bias, y, code);
 }
 using ForwardLauncher = decltype(&LaunchForward<3, 2, 2>);
 
@@ -308,7 +291,7 @@ bool ForwardFits(Task* t, int side, int option) {
 }
 
 bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLArray* y,
-                    DLArray* code, Struct<HW> pad, int64_t window, int64_t) {
+                    DLArray* code, Struct<HW> pad, int64_t window, int64_t, int64_t) {
   const ConvPool p = CheckedConvPool("conv2d_pool", x, f, y, code, *pad, window);
   if (p.Empty()) return false;
   Task t = ForwardTask(p);
@@ -318,7 +301,8 @@ bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLAr
 
 // x, f and, where there is one, bias
 void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLArray* y,
-                DLArray* code, Struct<HW> pad, int64_t window, int64_t relu, DLStream stream) {
+                DLArray* code, Struct<HW> pad, int64_t window, int64_t relu, int64_t precision,
+                DLStream stream) {
   const char* op = "conv2d_pool";
   Enter(op, y, x, f, code);
   const ConvPool p = CheckedConvPool(op, x, f, y, code, *pad, window);
@@ -328,10 +312,16 @@ void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLA
     if (Numel(bias->arrays[0]) != p.conv.o) Fail("%s: expected a bias for each filter", op);
     add = In(op, bias->arrays[0]);
   }
+  const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(y)) return;
+  const int device = y->ctx.device_id;
+  if (tensor && ConvPoolTensor(op, p, In(op, x), In(op, f), add, relu != 0, Out(op, y),
+                               Codes(op, code), device, stream))
+    return;
   Task t = ForwardTask(p);
   t.relu = relu != 0;
-  const int side = (int)window, patches = t.down * t.across, device = y->ctx.device_id;
+  t.filters_ready = InputsAreReady(1, 1);
+  const int side = (int)window, patches = t.down * t.across;
   const int multiprocessors = Multiprocessors(device);
   const int option = LeastCost([&](int k) {
     if (!ForwardFits(&t, side, k)) return kImpossible;
@@ -354,9 +344,9 @@ void LaunchDataGradient(const char* op, const Task& t, int threads, size_t nbyte
                         DLStream stream, const float* f, const float* dy, const uint8_t* code,
                         float* dx) {
   const auto kernel = DataGradientKernel<kKernelW, kOutputs>;
-  const unsigned grid = Grid(op, kernel, threads, nbytes, t.images * t.group_blocks, device);
-  Launch(op, kernel, (int)RoundUp(grid, t.group_blocks), threads, nbytes, stream, t, f, dy, code,
-         dx);
+  const unsigned grid = TiledGrid(op, kernel, threads, nbytes, t.images * t.group_blocks, device);
+  LaunchClusters(op, kernel, (unsigned)RoundUp(grid, t.group_blocks), 1, threads, nbytes,
+                 ComputeMajor(device) >= 9, stream, t, f, dy, code, dx);
 }
 using DataGradientLauncher = decltype(&LaunchDataGradient<3, 2>);
 constexpr DataGradientLauncher kDataGradient[3][3] = {DLSYS_OUTPUTS(LaunchDataGradient, 3),
@@ -400,7 +390,7 @@ bool DataGradientFits(Task* t, int option) {
 }
 
 bool Conv2dPoolDataGradientFits(const DLArray* f, const DLArray* dy, const DLArray* code,
-                                DLArray* dx, Struct<HW> pad, int64_t window) {
+                                DLArray* dx, Struct<HW> pad, int64_t window, int64_t) {
   const ConvPool p = CheckedConvPool("conv2d_pool_data_gradient", dx, f, dy, code, *pad, window);
   if (p.Empty()) return false;
   Task t = DataGradientTask(p);
@@ -410,13 +400,19 @@ bool Conv2dPoolDataGradientFits(const DLArray* f, const DLArray* dy, const DLArr
 
 // dx (n, c, in) from f, dy and code.
 void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* code, DLArray* dx,
-                            Struct<HW> pad, int64_t window, DLStream stream) {
+                            Struct<HW> pad, int64_t window, int64_t precision, DLStream stream) {
   const char* op = "conv2d_pool_data_gradient";
   Enter(op, dx, f, dy, code);
   const ConvPool p = CheckedConvPool(op, dx, f, dy, code, *pad, window);
+  const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(dx)) return;
+  const int device = dx->ctx.device_id;
+  if (tensor && ConvPoolTensorDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code),
+                                           Out(op, dx), device, stream))
+    return;
   Task t = DataGradientTask(p);
-  const int patches = t.down * t.across, device = dx->ctx.device_id;
+  t.filters_ready = InputsAreReady(0, 1);
+  const int patches = t.down * t.across;
   if (patches > kThreads) Fail("%s: the H x W of %s is too large", op, ShapeText(dx).c_str());
   const int option = LeastCost([&](int k) {
     if (!DataGradientFits(&t, k)) return kImpossible;

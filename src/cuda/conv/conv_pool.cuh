@@ -4,6 +4,8 @@
 // the contract. Rows of filters in shared memory are an odd number of vectors apart, which avoids
 // bank conflicts. FFMA issue and the reads from shared memory limit it.
 #pragma once
+#include <algorithm>
+
 #include "cuda/runtime/launch.cuh"
 #include "math/conv_pool.h"
 
@@ -53,9 +55,11 @@ struct Frame {
   int rows, width, pitch, channel_pitch;
 };
 
-// Copies channels of h x w so that element (0, 0) lands at (top, left), zeros around it.
-__device__ inline void LoadInput(const float* from, int channels, int h, int w, int top, int left,
-                                 const Frame& frame, float* to) {
+// Copies channels of h x w so that element (0, 0) lands at (top, left), zeros around it; rounded
+// for tensor cores with kTf32.
+template <bool kTf32 = false>
+__device__ __forceinline__ void LoadInput(const float* from, int channels, int h, int w, int top,
+                                          int left, const Frame& frame, float* to) {
   const int row_threads = frame.width > 16 ? 32 : frame.width > 8 ? 16 : 8;  // threads a row
   const int lane = (int)threadIdx.x % row_threads, step = (int)blockDim.x / row_threads;
 #pragma unroll 4
@@ -65,7 +69,8 @@ __device__ inline void LoadInput(const float* from, int channels, int h, int w, 
     float* target = to + channel * frame.channel_pitch + row * frame.pitch;
     for (int col = lane; col < frame.width; col += row_threads) {
       const int j = col - left;
-      target[col] = i >= 0 && i < h && j >= 0 && j < w ? source[col] : 0.f;
+      const float value = i >= 0 && i < h && j >= 0 && j < w ? source[col] : 0.f;
+      target[col] = kTf32 ? RoundedToTf32(value) : value;
     }
   }
 }
@@ -119,6 +124,23 @@ __device__ __forceinline__ void Correlate(const float* x, int channels, const Fr
   }
 }
 
+// Max of a window and its position; with relu, 0 replaces what is below it.
+template <int kCount>
+__device__ __forceinline__ void Pool(const float (&values)[kCount], float bias, bool relu,
+                                     float* largest, uint8_t* code) {
+  float best = values[0] + bias;
+  int position = 0;
+#pragma unroll
+  for (int k = 1; k < kCount; k++) {
+    const float value = values[k] + bias;
+    const bool larger = !(value <= best) && best == best;  // NaN is larger than every other value
+    best = larger ? value : best;
+    position = larger ? k : position;
+  }
+  *largest = relu && best < 0.f ? 0.f : best;
+  *code = relu && !(best > 0.f) ? kCut : (uint8_t)position;
+}
+
 // Cost model: `instructions` per thread; more warps per scheduler hide more latency.
 inline double CostOf(double threads, double instructions, int multiprocessors) {
   const double warps = threads / 32 / (4 * multiprocessors);
@@ -127,6 +149,34 @@ inline double CostOf(double threads, double instructions, int multiprocessors) {
 
 // Index of the instantiation for a kernel width: 3, 5 or 7.
 inline int KernelWidthIndex(int64_t width) { return width <= 3 ? 0 : width <= 5 ? 1 : 2; }
+
+// Blocks for so many tiles: as many as are resident together, or fewer where that leaves each as
+// many tiles.
+template <class... Params>
+unsigned TiledGrid(const char* op, void (*kernel)(Params...), int threads, size_t nbytes, int tiles,
+                   int device) {
+  int resident = 1;
+  Check(op, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, nbytes));
+  const int64_t concurrent = (int64_t)std::max(resident, 1) * Multiprocessors(device);
+  return (unsigned)CeilDiv(tiles, CeilDiv(tiles, concurrent));
+}
+
+// df (numel) and, if wanted, db (biases): the sums of partial (workers, numel + biases) over the
+// workers.
+void ReduceWorkers(const char* op, const float* partial, int workers, int numel, int biases,
+                   float* df, float* db, bool pdl, DLStream stream);
+
+// ---- the same on tensor cores in tf32 (conv_pool_tensor.cu); false for layers that they are not
+// for
+
+bool ConvPoolTensor(const char* op, const ConvPool& p, const float* x, const float* f,
+                    const float* bias, bool relu, float* y, uint8_t* code, int device,
+                    DLStream stream);
+bool ConvPoolTensorDataGradient(const char* op, const ConvPool& p, const float* f, const float* dy,
+                                const uint8_t* code, float* dx, int device, DLStream stream);
+bool ConvPoolTensorFilterGradient(const char* op, const ConvPool& p, const float* x,
+                                  const float* dy, const uint8_t* code, float* df, float* db,
+                                  DLContext ctx, DLStream stream);
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
+#include "cuda/gemm/gemm.cuh"
 #include "cuda/runtime/widened.cuh"
 
 namespace dlsys {
@@ -128,6 +129,8 @@ __global__ void __launch_bounds__(kThreads)
       of_bias ? ones : input + row / t.kh * t.frame.channel_pitch + row % t.kh * t.frame.pitch;
   const int down = of_bias ? 0 : t.frame.pitch, wide = t.out_w * kWindow * t.pitch;
   for (int k = (int)threadIdx.x; k < t.frame.width + kSlack; k += (int)blockDim.x) ones[k] = 1.f;
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   float sum[kOutputs][kKernelW] = {};
   for (int64_t unit = worker; unit < (int64_t)t.images * t.bands; unit += t.workers) {
     const int64_t image = unit / t.bands;
@@ -157,6 +160,8 @@ __global__ void ReduceWorkersKernel(const float* partial, int workers, int numel
   const int lane = (int)threadIdx.x % kSumCols, row = (int)threadIdx.x / kSumCols;
   const int col = (int)blockIdx.x * kSumCols + lane, cols = numel + biases;
   float total = 0.f;
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   if (col < cols) {
 #pragma unroll 8
     for (int k = row; k < workers; k += kSumRows) total += partial[(int64_t)k * cols + col];
@@ -173,6 +178,16 @@ __global__ void ReduceWorkersKernel(const float* partial, int workers, int numel
 }
 
 // ---- launchers ----
+
+}  // namespace
+
+void ReduceWorkers(const char* op, const float* partial, int workers, int numel, int biases,
+                   float* df, float* db, bool pdl, DLStream stream) {
+  LaunchClusters(op, ReduceWorkersKernel, (unsigned)CeilDiv(numel + biases, kSumCols), 1,
+                 kSumCols * kSumRows, 0, pdl, stream, partial, workers, numel, biases, df, db);
+}
+
+namespace {
 
 constexpr int kMaxResident = 4;  // blocks per multiprocessor: each leaves sums to be reduced
 
@@ -218,12 +233,13 @@ double Instructions(const Task& t, int option, int window) {
 }
 
 template <int kKernelW, int kWindow, int kOutputs>
-void LaunchFilterGradient(const char* op, const Task& t, int64_t numel, DLStream stream,
+void LaunchFilterGradient(const char* op, const Task& t, int64_t numel, bool pdl, DLStream stream,
                           const float* x, const float* dy, const uint8_t* code, float* partial) {
   const int threads = (int)RoundUp(t.slices * t.groups * t.kernel_rows, 32);
   const int64_t joined = (int64_t)t.slices * t.groups * t.kernel_rows * kOutputs * kKernelW;
-  Launch(op, FilterGradientKernel<kKernelW, kWindow, kOutputs>, t.workers * t.group_blocks, threads,
-         std::max(numel, joined) * sizeof(float), stream, t, x, dy, code, partial);
+  LaunchClusters(op, FilterGradientKernel<kKernelW, kWindow, kOutputs>,
+                 (unsigned)(t.workers * t.group_blocks), 1, threads,
+                 std::max(numel, joined) * sizeof(float), pdl, stream, t, x, dy, code, partial);
 }
 using Launcher = decltype(&LaunchFilterGradient<3, 2, 2>);
 
@@ -273,7 +289,7 @@ int Choose(Task* t, int window, int multiprocessors) {
 }
 
 bool Conv2dPoolFilterGradientFits(const DLArray* x, const DLArray* dy, const DLArray* code,
-                                  DLArrayList* gradients, Struct<HW> pad, int64_t window) {
+                                  DLArrayList* gradients, Struct<HW> pad, int64_t window, int64_t) {
   const char* op = "conv2d_pool_filter_gradient";
   if (gradients->count < 1) return false;
   const ConvPool p = CheckedConvPool(op, x, gradients->arrays[0], dy, code, *pad, window);
@@ -289,7 +305,7 @@ bool Conv2dPoolFilterGradientFits(const DLArray* x, const DLArray* dy, const DLA
 // df (o, c, kernel) and, if wanted, db (o) from x, dy and code.
 void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray* code,
                               DLArrayList* gradients, Struct<HW> pad, int64_t window,
-                              DLStream stream) {
+                              int64_t precision, DLStream stream) {
   const char* op = "conv2d_pool_filter_gradient";
   if (gradients->count < 1 || gradients->count > 2) Fail("%s: expected one or two gradients", op);
   DLArray* df = gradients->arrays[0];
@@ -301,7 +317,11 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
     if (Numel(gradients->arrays[1]) != p.conv.o) Fail("%s: expected a bias for each filter", op);
     of_bias = Out(op, gradients->arrays[1]);
   }
+  const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(df)) return;
+  if (tensor && ConvPoolTensorFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code),
+                                             of_filter, of_bias, df->ctx, stream))
+    return;
   Task t = TaskOf(p);
   const int device = df->ctx.device_id, multiprocessors = Multiprocessors(device);
   const int option = t.kernel_rows > kThreads ? 0 : Choose(&t, (int)window, multiprocessors);
@@ -311,10 +331,11 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
   const int64_t max_workers = std::max<int64_t>(1, kMaxResident * multiprocessors / t.group_blocks);
   t.workers = (int)CeilDiv(units, std::max<int64_t>(1, CeilDiv(units, max_workers)));
   Scratch partial(df->ctx, (int64_t)t.workers * t.Sums() * sizeof(float), stream);
+  const bool pdl = ComputeMajor(device) >= 9;
   kLaunchers[window - 2][KernelWidthIndex(t.kw)][option](
-      op, t, Shared(t), stream, In(op, x), In(op, dy), Codes(op, code), partial.floats());
-  Launch(op, ReduceWorkersKernel, (unsigned)CeilDiv(t.Sums(), kSumCols), kSumCols * kSumRows, 0,
-         stream, partial.floats(), t.workers, t.Sums() - t.outputs, t.outputs, of_filter, of_bias);
+      op, t, Shared(t), pdl, stream, In(op, x), In(op, dy), Codes(op, code), partial.floats());
+  ReduceWorkers(op, partial.floats(), t.workers, t.Sums() - t.outputs, t.outputs, of_filter,
+                of_bias, pdl, stream);
 }
 
 DLSYS_KERNEL(cuda, conv2d_pool_filter_gradient, Conv2dPoolFilterGradient);
