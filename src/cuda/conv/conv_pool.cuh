@@ -57,12 +57,12 @@ struct Frame {
 
 // Copies channels of h x w so that element (0, 0) lands at (top, left), zeros around it; rounded
 // for tensor cores with kTf32.
-template <bool kTf32 = false>
+template <bool kTf32 = false, int kAtOnce = 4>
 __device__ __forceinline__ void LoadInput(const float* from, int channels, int h, int w, int top,
                                           int left, const Frame& frame, float* to) {
   const int row_threads = frame.width > 16 ? 32 : frame.width > 8 ? 16 : 8;  // threads a row
   const int lane = (int)threadIdx.x % row_threads, step = (int)blockDim.x / row_threads;
-#pragma unroll 4
+#pragma unroll kAtOnce
   for (int k = (int)threadIdx.x / row_threads; k < channels * frame.rows; k += step) {
     const int channel = k / frame.rows, row = k - channel * frame.rows, i = row - top;
     const float* source = from + ((int64_t)channel * h + i) * w - left;

@@ -167,9 +167,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t first = (int64_t)tile * t.in.per_block;
     const int count = (int)min((int64_t)t.in.per_block, t.in.images - first);
     __syncthreads();  // the previous tile has been read
-    for (int k = 0; k < count; k++)
-      LoadInput<true>(x + (first + k) * t.in.channels * t.in.h * t.in.w, t.in.channels, t.in.h,
-                      t.in.w, t.in.top, t.in.left, t.in.frame, input + k * t.in.numel);
+    LoadInput<true, 8>(x + first * t.in.channels * t.in.h * t.in.w, count * t.in.channels, t.in.h,
+                       t.in.w, t.in.top, t.in.left, t.in.frame, input);
     __syncthreads();
     ForEachPatch<kKernelW, kUnits, kTilesN>(
         t, count, input, memory, (const float2*)weights,
@@ -182,10 +181,10 @@ __global__ void __launch_bounds__(kThreads)
 
 // Unpools dy (channels, windows), rounded, into padded channels: all four elements of each window.
 __device__ __forceinline__ void Unpool(const Task& t, const float* dy, const uint8_t* code,
-                                       float* to) {
+                                       int channels, float* to) {
   const int windows = (int)t.of_windows.value, width = (int)t.of_width.value;
-#pragma unroll 4
-  for (int k = (int)threadIdx.x; k < t.in.channels * windows; k += kThreads) {
+#pragma unroll 8
+  for (int k = (int)threadIdx.x; k < channels * windows; k += kThreads) {
     const int position = code[k];
     const float value = RoundedToTf32(dy[k]);
     const int channel = k / t.of_windows, at = k - channel * windows;
@@ -206,8 +205,8 @@ __global__ void __launch_bounds__(kThreads)
   float *weights = memory + kZeros, *input = weights + t.WeightsNumel(kKernelW);
   if (!t.filters_ready) GridDependencySynchronize();
   if ((int)threadIdx.x < kZeros) memory[threadIdx.x] = 0.f;
-  for (int k = (int)threadIdx.x; k < t.in.per_block * t.in.numel / 4; k += kThreads)
-    ((float4*)input)[k] = make_float4(0.f, 0.f, 0.f, 0.f);
+  for (int k = (int)threadIdx.x; k < t.in.per_block * t.in.numel / 2; k += kThreads)
+    ((float2*)input)[k] = make_float2(0.f, 0.f);
   LoadFragments<kKernelW>(
       t,
       [&](int o, int row, int b) {  // (channels, outputs, kernel), mirrored
@@ -222,8 +221,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t first = (int64_t)tile * t.in.per_block;
     const int count = (int)min((int64_t)t.in.per_block, t.in.images - first);
     __syncthreads();  // the previous tile has been read
-    for (int k = 0; k < count; k++)
-      Unpool(t, dy + (first + k) * of_image, code + (first + k) * of_image, input + k * t.in.numel);
+    Unpool(t, dy + first * of_image, code + first * of_image, count * t.in.channels, input);
     __syncthreads();
     ForEachPatch<kKernelW, kUnits, kTilesN>(
         t, count, input, memory, (const float2*)weights,
@@ -250,26 +248,42 @@ struct FilterTask {
   Divisor of_rows;                    // rows of positions of an image
 };
 
-// Copies `count` images' dy as words, and adds what each output sums to.
+// Copies `planes` of dy, one of each output of each image, as words, and notes what each sums to.
 __device__ __forceinline__ void LoadWords(const FilterTask& t, const float* dy, const uint8_t* code,
-                                          int count, uint32_t* words, float* biases) {
+                                          int planes, uint32_t* words, float* sums) {
+  constexpr int kAtOnce = 4;
   const int lane = (int)threadIdx.x % 32;
-  for (int o = (int)threadIdx.x / 32; o < t.outputs; o += kWarps) {
-    float sum = 0.f;
-    for (int image = 0; image < count; image++) {
-      const int from = (image * t.outputs + o) * t.windows;
-#pragma unroll 4
-      for (int k = lane; k < t.windows; k += 32) {
-        const uint8_t position = code[from + k];
-        const float value = dy[from + k];
-        if (position != kCut) sum += value;
-        words[from + k] = (__float_as_uint(RoundedToTf32(value)) & ~0x1fffu) | (position & 7);
+  for (int plane = (int)threadIdx.x / 32; plane < planes; plane += kWarps * kAtOnce) {
+    float sum[kAtOnce] = {};
+    for (int k = lane; k < t.windows; k += 64) {
+      float value[kAtOnce][2];
+      uint8_t position[kAtOnce][2];
+#pragma unroll
+      for (int e = 0; e < 2 * kAtOnce; e++) {
+        const int own = plane + e / 2 * kWarps, window = k + e % 2 * 32;
+        const bool exists = own < planes && window < t.windows;
+        const int at = own * t.windows + window;
+        value[e / 2][e % 2] = exists ? dy[at] : 0.f;
+        position[e / 2][e % 2] = exists ? code[at] : kCut;
+      }
+#pragma unroll
+      for (int e = 0; e < 2 * kAtOnce; e++) {
+        const int own = plane + e / 2 * kWarps, window = k + e % 2 * 32;
+        const float found = value[e / 2][e % 2];
+        const unsigned of = position[e / 2][e % 2];
+        if (of != kCut) sum[e / 2] += found;
+        if (own < planes && window < t.windows)
+          words[own * t.windows + window] =
+              (__float_as_uint(RoundedToTf32(found)) & ~0x1fffu) | (of & 7);
       }
     }
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
-      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    if (lane == 0) biases[o] += sum;
+    for (int e = 0; e < kAtOnce; e++) {
+#pragma unroll
+      for (int distance = 16; distance > 0; distance /= 2)
+        sum[e] += __shfl_xor_sync(0xffffffffu, sum[e], distance);
+      if (lane == 0 && plane + e * kWarps < planes) sums[plane + e * kWarps] = sum[e];
+    }
   }
 }
 
@@ -320,11 +334,9 @@ __device__ __forceinline__ void StoreSums(const FilterTask& t, int slot, int sli
                                           float* partial) {
   constexpr int kHalf = (kKernelW + 1) / 2, kSums = kHalf * 4;
   const int lane = (int)threadIdx.x % 32, here = kWarps / t.slices;
-  if (slice < t.slices) {
 #pragma unroll
-    for (int k = 0; k < kSums; k++)
-      shared[((slice * here + slot) * kSums + k) * 32 + lane] = sum[k / 4][k % 4];
-  }
+  for (int k = 0; k < kSums; k++)
+    shared[((slice * here + slot) * kSums + k) * 32 + lane] = sum[k / 4][k % 4];
   __syncthreads();
   for (int k = (int)threadIdx.x; k < here * kSums * 32; k += kThreads) {
     float total = 0.f;
@@ -344,7 +356,7 @@ __global__ void __launch_bounds__(kThreads)
                                const float* dy, const uint8_t* code, float* partial) {
   float* const input = DynamicShared<float>();
   uint32_t* const words = (uint32_t*)(input + t.words_at);
-  float *biases = input + t.biases_at, *line = input + t.lines_at;
+  float *biases = input + t.biases_at, *sums = biases + t.outputs, *line = input + t.lines_at;
   uint32_t* const cut = (uint32_t*)line;  // words that no position has; as numbers they are finite
   for (int k = (int)threadIdx.x; k < t.outputs; k += kThreads) biases[k] = 0.f;
   for (int k = (int)threadIdx.x; k < t.in.frame.width + kSlack; k += kThreads) cut[k] = 7;
@@ -364,12 +376,13 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t first = (int64_t)tile * t.in.per_block;
     const int count = (int)min((int64_t)t.in.per_block, t.in.images - first);
     __syncthreads();  // the previous tile has been read
-    LoadWords(t, dy + first * of_image, code + first * of_image, count, words, biases);
-    for (int k = 0; k < count; k++)
-      LoadInput<true>(x + (first + k) * t.in.channels * t.in.h * t.in.w, t.in.channels, t.in.h,
-                      t.in.w, t.in.top, t.in.left, t.in.frame, input + k * t.in.numel);
+    LoadWords(t, dy + first * of_image, code + first * of_image, count * t.outputs, words, sums);
+    LoadInput<true, 8>(x + first * t.in.channels * t.in.h * t.in.w, count * t.in.channels, t.in.h,
+                       t.in.w, t.in.top, t.in.left, t.in.frame, input);
     __syncthreads();
-    if (slice >= t.slices || own >= t.slots) continue;
+    for (int o = (int)threadIdx.x; o < t.outputs; o += kThreads)
+      for (int k = 0; k < count; k++) biases[o] += sums[k * t.outputs + o];
+    if (own >= t.slots) continue;
     for (int k = slice * kTile; k < count * position_rows; k += t.slices * kTile) {
       const float* from[2];
       const uint32_t* word[2];
@@ -417,7 +430,7 @@ void LayOut(int rows, int width, const Pitch& fits, Images* in) {
   int channel_pitch = rows * pitch;
   while (channel_pitch % 32 != in->kh * pitch % 32) channel_pitch += 2;
   in->frame = {rows, width, pitch, channel_pitch};
-  in->numel = (int)RoundUp((int64_t)in->channels * channel_pitch + kSlack, 4);
+  in->numel = in->channels * channel_pitch;
 }
 
 Images ImagesOf(int64_t images, int64_t channels, HW size, HW pad, HW kernel) {
@@ -571,12 +584,12 @@ bool ConvPoolTensorFilterGradient(const char* op, const ConvPool& p, const float
   LayOut((int)p.out.h * kSide + kernel_h - 1, t.across * kSide + kernel_w - 1, SevenRows, &t.in);
   const int words = t.outputs * t.windows, line = t.in.frame.width + kSlack;
   Images room = t.in;
-  room.numel += words;
+  room.numel += words + t.outputs;
   Tile(&room, t.outputs + line, 4, multiprocessors);
   t.in.per_block = room.per_block, t.in.tiles = room.tiles;
   t.words_at = t.in.per_block * t.in.numel;
   t.biases_at = t.words_at + t.in.per_block * words;
-  t.lines_at = (int)RoundUp(t.biases_at + t.outputs, 4);
+  t.lines_at = (int)RoundUp(t.biases_at + t.outputs * (1 + t.in.per_block), 4);
   const int64_t sums = kThreads * 4 * ((kernel_w + 1) / 2);
   const int64_t nbytes = std::max<int64_t>(t.lines_at + line, sums) * (int64_t)sizeof(float);
   const Launching launch{op, device, stream};
