@@ -22,15 +22,16 @@ constexpr int kPatch = 2;  // side of a patch of dx
 // A launch of either kernel: what it reads and writes, and how work is partitioned.
 struct Task {
   int images, channels, outputs;  // channels read and outputs written per image
-  int h, w, top, left;            // of the channels read; zeros above and to the left
+  Plane plane;                    // of the channels read
   int kh, kw, window;
   int out_h, out_w;             // pooled
   int down, across;             // patches
   int groups, group_blocks;     // groups of outputs per block; blocks that share all groups
   int slices;                   // of channels, among threads
   int images_per_block, tiles;  // images a block holds together; tiles of so many images
-  int pitch, filter_numel;
+  int pitch, filter_numel, biases_at;
   Frame frame;
+  Divisor of_patches, of_across, of_windows, of_width, of_window;
   bool relu;
   bool filters_ready;  // PDL: they may be read before the predecessor ends
 
@@ -66,32 +67,38 @@ __global__ void __launch_bounds__(kThreads)
     ConvPoolKernel(const Task t, const float* x, const float* f, const float* bias, float* y,
                    uint8_t* code) {
   float *filters = DynamicShared<float>(), *input = filters + t.filter_numel;
+  float* const biases = filters + t.biases_at;
   if (!t.filters_ready) GridDependencySynchronize();
+  Clear(input, t.images_per_block * t.channels * t.frame.channel_pitch);
   LoadFilters(t, f, filters);
   if (t.filters_ready) GridDependencySynchronize();
   TriggerProgrammaticLaunch();
+  for (int o = (int)threadIdx.x; o < t.outputs; o += (int)blockDim.x)
+    biases[o] = bias ? bias[o] : 0.f;
   for (int tile = (int)blockIdx.x; tile < t.tiles; tile += (int)gridDim.x) {
     const int64_t first = (int64_t)tile * t.images_per_block;
     const int count = (int)min((int64_t)t.images_per_block, t.images - first);
     __syncthreads();  // the previous tile has been read
-    LoadInput(x + first * t.channels * t.h * t.w, count * t.channels, t.h, t.w, t.top, t.left,
-              t.frame, input);
+    LoadPlanes<4>(x + first * t.channels * t.plane.h * t.plane.w, count * t.channels, t.plane,
+                  t.frame, input);
     __syncthreads();
-    const int patches = t.Patches(), of_group = count * patches;
-    for (int item = (int)threadIdx.x; item < t.groups * of_group; item += (int)blockDim.x) {
-      const int group = item / of_group, image = item % of_group / patches;
-      const int patch = item % patches, i = patch / t.across, j = patch - i * t.across;
+    const int patches = t.Patches(), items = t.groups * count * patches;
+    for (int item = (int)threadIdx.x; item < items; item += (int)blockDim.x) {
+      const int of_all = item / t.of_patches, patch = item - of_all * patches;
+      const int group = of_all / count, image = of_all - group * count;
+      const int i = patch / t.of_across, j = patch - i * t.across;
       float sum[kOutputs][kSide * kSide] = {};
       const float* corner =
           input + image * t.channels * t.frame.channel_pitch + (i * t.frame.pitch + j) * kSide;
       Correlate<kKernelW, kSide, kOutputs>(corner, t.channels, t.frame, t.kh, t.kw,
                                            filters + group * kOutputs, t.pitch, sum);
+      const int outputs = t.outputs - group * kOutputs;
+      const int64_t at = ((first + image) * t.outputs + group * kOutputs) * patches + patch;
 #pragma unroll
       for (int o = 0; o < kOutputs; o++) {
-        const int output = group * kOutputs + o;
-        if (output >= t.outputs) break;
-        const int64_t at = ((first + image) * t.outputs + output) * patches + patch;
-        Pool(sum[o], bias ? bias[output] : 0.f, t.relu, y + at, code + at);
+        if (o >= outputs) break;
+        Pool(sum[o], biases[group * kOutputs + o], t.relu, y + at + o * patches,
+             code + at + o * patches);
       }
     }
   }
@@ -100,24 +107,28 @@ __global__ void __launch_bounds__(kThreads)
 // Unpools dy: each element goes where its code says, into zeroed channels.
 __device__ __forceinline__ void ScatterWindows(const Task& t, const float* dy, const uint8_t* code,
                                                float* input) {
-  const int windows = t.out_h * t.out_w;
-#pragma unroll 4
-  for (int k = (int)threadIdx.x; k < t.channels * windows; k += (int)blockDim.x) {
-    const int position = code[k];
-    const float value = dy[k];
-    if (position == kCut) continue;
-    const int channel = k / windows, at = k - channel * windows;
-    const int i = at / t.out_w * t.window + position / t.window + t.top;
-    const int j = at % t.out_w * t.window + position % t.window + t.left;
-    input[channel * t.frame.channel_pitch + i * t.frame.pitch + j] = value;
+  constexpr int kAtOnce = 4;
+  const int windows = (int)t.of_windows.value, all = t.channels * windows;
+  for (int first = (int)threadIdx.x; first < all; first += kAtOnce * (int)blockDim.x) {
+    float value[kAtOnce];
+    uint8_t position[kAtOnce];
+#pragma unroll
+    for (int e = 0; e < kAtOnce; e++) {
+      const int k = first + e * (int)blockDim.x;
+      position[e] = k < all ? code[k] : kCut;
+      value[e] = k < all ? dy[k] : 0.f;
+    }
+#pragma unroll
+    for (int e = 0; e < kAtOnce; e++) {
+      if (position[e] == kCut) continue;
+      const int k = first + e * (int)blockDim.x, channel = k / t.of_windows;
+      const int at = k - channel * windows, row = at / t.of_width,
+                inner = position[e] / t.of_window;
+      const int i = row * t.window + inner + t.plane.top;
+      const int j = (at - row * t.out_w) * t.window + position[e] - inner * t.window + t.plane.left;
+      input[channel * t.frame.channel_pitch + i * t.frame.pitch + j] = value[e];
+    }
   }
-}
-
-// Zeroes whole quads; there is room behind the channels.
-__device__ __forceinline__ void Clear(float* to, int numel) {
-  const float4 zeros = make_float4(0.f, 0.f, 0.f, 0.f);
-  const int quads = CeilDiv32(numel, 4);
-  for (int k = (int)threadIdx.x; k < quads; k += (int)blockDim.x) ((float4*)to)[k] = zeros;
 }
 
 // Reduces the channel slices in a fixed order and writes dx (outputs, h, w).
@@ -134,13 +145,13 @@ __device__ __forceinline__ void ReduceSlices(const Task& t, const float* sums, i
       left += sums[s * stride + k * kPatch * items + item];
       right += sums[s * stride + (k * kPatch + 1) * items + item];
     }
-    if (output >= outputs || row >= t.h) continue;
-    float* to = dx + ((int64_t)output * t.h + row) * t.w + j;
-    if (t.w % 2 == 0) {
+    if (output >= outputs || row >= t.plane.h) continue;
+    float* to = dx + ((int64_t)output * t.plane.h + row) * t.plane.w + j;
+    if (t.plane.w % 2 == 0) {
       *(float2*)to = make_float2(left, right);
     } else {
       to[0] = left;
-      if (j + 1 < t.w) to[1] = right;
+      if (j + 1 < t.plane.w) to[1] = right;
     }
   }
 }
@@ -184,7 +195,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     if (slice < t.slices)
       ReduceSlices<kOutputs>(t, input, slice, item, items, outputs,
-                             dx + (image * t.outputs + first) * t.h * t.w);
+                             dx + (image * t.outputs + first) * t.plane.h * t.plane.w);
     __syncthreads();
   }
 }
@@ -201,7 +212,8 @@ double Instructions(const Task& t, int channels, int side, int outputs) {
 // banks, or tightly packed where that does not fit.
 void LayOutShared(Task* t, int side, int option) {
   t->pitch = PitchOf(option, t->groups);
-  t->filter_numel = (int)RoundUp((int64_t)t->channels * t->kh * t->kw * t->pitch, 4);
+  t->biases_at = t->channels * t->kh * t->kw * t->pitch;
+  t->filter_numel = (int)RoundUp(t->biases_at + t->outputs, 4);
   const int rows = t->down * side + t->kh - 1, width = t->across * side + t->kw - 1;
   const int close = (int)RoundUp(width, 2), banks = side % 2 ? 32 : 16;
   int pitch = close;
@@ -263,22 +275,22 @@ Task TaskOf(const ConvPool& p) {
   t.images = (int)p.conv.n;
   t.kh = (int)p.conv.kernel.h;
   t.kw = (int)p.conv.kernel.w;
-  t.h = (int)p.conv.in.h;
-  t.w = (int)p.conv.in.w;
   t.window = (int)p.window;
   t.out_h = (int)p.out.h;
   t.out_w = (int)p.out.w;
+  t.of_windows = Divisor(Size(p.out)), t.of_width = Divisor(p.out.w),
+  t.of_window = Divisor(p.window);
   return t;
 }
 
-Task ForwardTask(const ConvPool& p) {
+Task ForwardTask(const ConvPool& p, const float* x) {
   Task t = TaskOf(p);
   t.channels = (int)p.conv.c;
   t.outputs = (int)p.conv.o;
-  t.top = (int)p.conv.pad.h;
-  t.left = (int)p.conv.pad.w;
+  t.plane = Plane::Of(x, p.conv.in.h, p.conv.in.w, p.conv.pad.h, p.conv.pad.w);
   t.down = t.out_h;
   t.across = t.out_w;
+  t.of_patches = t.of_windows, t.of_across = t.of_width;
   return t;
 }
 
@@ -294,7 +306,7 @@ bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLAr
                     DLArray* code, Struct<HW> pad, int64_t window, int64_t, int64_t) {
   const ConvPool p = CheckedConvPool("conv2d_pool", x, f, y, code, *pad, window);
   if (p.Empty()) return false;
-  Task t = ForwardTask(p);
+  Task t = ForwardTask(p, nullptr);
   const auto fits = [&](int k) { return ForwardFits(&t, (int)window, k); };
   return fits(0) || fits(1) || fits(2);
 }
@@ -318,7 +330,7 @@ void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLA
   if (tensor && ConvPoolTensor(op, p, In(op, x), In(op, f), add, relu != 0, Out(op, y),
                                Codes(op, code), device, stream))
     return;
-  Task t = ForwardTask(p);
+  Task t = ForwardTask(p, In(op, x));
   t.relu = relu != 0;
   t.filters_ready = InputsAreReady(1, 1);
   const int side = (int)window, patches = t.down * t.across;
@@ -375,10 +387,10 @@ Task DataGradientTask(const ConvPool& p) {
   Task t = TaskOf(p);
   t.channels = (int)p.conv.o;
   t.outputs = (int)p.conv.c;
-  t.top = t.kh - 1 - (int)p.conv.pad.h;
-  t.left = t.kw - 1 - (int)p.conv.pad.w;
-  t.down = (int)CeilDiv(t.h, kPatch);
-  t.across = (int)CeilDiv(t.w, kPatch);
+  const HW in = p.conv.in, pad = p.conv.pad;
+  t.plane = Plane::Of(nullptr, in.h, in.w, t.kh - 1 - pad.h, t.kw - 1 - pad.w);
+  t.down = (int)CeilDiv(in.h, kPatch);
+  t.across = (int)CeilDiv(in.w, kPatch);
   return t;
 }
 

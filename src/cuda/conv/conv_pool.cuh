@@ -6,6 +6,7 @@
 #pragma once
 #include <algorithm>
 
+#include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/conv_pool.h"
 
@@ -55,24 +56,76 @@ struct Frame {
   int rows, width, pitch, channel_pitch;
 };
 
-// Copies channels of h x w so that element (0, 0) lands at (top, left), zeros around it; rounded
-// for tensor cores with kTf32.
-template <bool kTf32 = false, int kAtOnce = 4>
-__device__ __forceinline__ void LoadInput(const float* from, int channels, int h, int w, int top,
-                                          int left, const Frame& frame, float* to) {
+// Channels of h x w whose element (0, 0) belongs at (top, left) of a frame.
+struct Plane {
+  int h, w, top, left;
+  int step;  // elements that are read together: 2 where rows allow it
+  Divisor of_plane, of_row;
+
+  static Plane Of(const float* from, int64_t h, int64_t w, int64_t top, int64_t left) {
+    const int step = w % 2 == 0 && (uintptr_t)from % sizeof(float2) == 0 ? 2 : 1;
+    return {(int)h, (int)w, (int)top, (int)left, step, Divisor(h * w / step), Divisor(w / step)};
+  }
+};
+
+template <bool kTf32>
+__device__ __forceinline__ float Staged(float x) {
+  return kTf32 ? RoundedToTf32(x) : x;
+}
+
+// Copies channels into frames, whose elements around them are zeros already; rounded for tensor
+// cores with kTf32. kAtOnce loads of a thread are under way together.
+template <int kAtOnce, bool kTf32 = false>
+__device__ __forceinline__ void LoadPlanes(const float* from, int channels, const Plane& plane,
+                                           const Frame& frame, float* to) {
+  const int all = channels * (int)plane.of_plane.value;
+  for (int first = (int)threadIdx.x; first < all; first += kAtOnce * (int)blockDim.x) {
+    float2 x[kAtOnce];
+#pragma unroll
+    for (int e = 0; e < kAtOnce; e++) {
+      const int k = first + e * (int)blockDim.x;
+      if (k >= all) break;
+      if (plane.step == 2)
+        x[e] = ((const float2*)from)[k];
+      else
+        x[e].x = from[k];
+    }
+#pragma unroll
+    for (int e = 0; e < kAtOnce; e++) {
+      const int k = first + e * (int)blockDim.x;
+      if (k >= all) break;
+      const int channel = k / plane.of_plane, rest = k - channel * (int)plane.of_plane.value;
+      const int row = rest / plane.of_row, i = row + plane.top;
+      const int j = (rest - row * (int)plane.of_row.value) * plane.step + plane.left;
+      float* const at = to + channel * frame.channel_pitch + i * frame.pitch + j;
+      if (i < frame.rows && j < frame.width) at[0] = Staged<kTf32>(x[e].x);
+      if (i < frame.rows && j + 1 < frame.width && plane.step == 2) at[1] = Staged<kTf32>(x[e].y);
+    }
+  }
+}
+
+// The same of some rows, with zeros around them; top may be below 0.
+__device__ inline void LoadBand(const float* from, int channels, int h, int w, int top, int left,
+                                const Frame& frame, float* to) {
   const int row_threads = frame.width > 16 ? 32 : frame.width > 8 ? 16 : 8;  // threads a row
   const int lane = (int)threadIdx.x % row_threads, step = (int)blockDim.x / row_threads;
-#pragma unroll kAtOnce
+#pragma unroll 4
   for (int k = (int)threadIdx.x / row_threads; k < channels * frame.rows; k += step) {
     const int channel = k / frame.rows, row = k - channel * frame.rows, i = row - top;
     const float* source = from + ((int64_t)channel * h + i) * w - left;
     float* target = to + channel * frame.channel_pitch + row * frame.pitch;
     for (int col = lane; col < frame.width; col += row_threads) {
       const int j = col - left;
-      const float value = i >= 0 && i < h && j >= 0 && j < w ? source[col] : 0.f;
-      target[col] = kTf32 ? RoundedToTf32(value) : value;
+      target[col] = i >= 0 && i < h && j >= 0 && j < w ? source[col] : 0.f;
     }
   }
+}
+
+// Zeroes `numel` floats and up to three behind them.
+__device__ __forceinline__ void Clear(float* to, int numel) {
+  const float4 zeros = make_float4(0.f, 0.f, 0.f, 0.f);
+  const int quads = CeilDiv32(numel, 4);
+  for (int k = (int)threadIdx.x; k < quads; k += (int)blockDim.x) ((float4*)to)[k] = zeros;
 }
 
 template <int kSide, int kCount>
@@ -128,14 +181,22 @@ __device__ __forceinline__ void Correlate(const float* x, int channels, const Fr
 template <int kCount>
 __device__ __forceinline__ void Pool(const float (&values)[kCount], float bias, bool relu,
                                      float* largest, uint8_t* code) {
-  float best = values[0] + bias;
-  int position = 0;
+  float value[kCount], best = values[0] + bias;
+  value[0] = best;
+  bool any_nan = best != best;
 #pragma unroll
   for (int k = 1; k < kCount; k++) {
-    const float value = values[k] + bias;
-    const bool larger = !(value <= best) && best == best;  // NaN is larger than every other value
-    best = larger ? value : best;
-    position = larger ? k : position;
+    value[k] = values[k] + bias;
+    best = fmaxf(best, value[k]);
+    any_nan |= value[k] != value[k];
+  }
+  int position = kCount - 1;
+#pragma unroll
+  for (int k = kCount - 2; k >= 0; k--) position = value[k] == best ? k : position;
+  if (any_nan) {  // which is larger than every other value
+    best = NAN;
+#pragma unroll
+    for (int k = kCount - 1; k >= 0; k--) position = value[k] != value[k] ? k : position;
   }
   *largest = relu && best < 0.f ? 0.f : best;
   *code = relu && !(best > 0.f) ? kCut : (uint8_t)position;

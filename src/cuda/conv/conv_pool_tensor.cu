@@ -12,7 +12,6 @@
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
-#include "cuda/runtime/divisor.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -26,7 +25,8 @@ constexpr int kZeros = 16;
 // Images, their padded channels in shared memory, and the rows of filters: pairs of a channel and a
 // kernel row.
 struct Images {
-  int images, channels, h, w, top, left, kh;
+  int images, channels, kh;
+  Plane plane;
   int rows, groups;  // of filters; of eight rows
   int per_block, tiles;
   int numel;  // of an image in shared memory
@@ -158,6 +158,7 @@ __global__ void __launch_bounds__(kThreads)
   float *weights = memory + kZeros, *input = weights + t.WeightsNumel(kKernelW);
   if (!t.filters_ready) GridDependencySynchronize();
   if ((int)threadIdx.x < kZeros) memory[threadIdx.x] = 0.f;
+  Clear(input, t.in.per_block * t.in.numel);
   LoadFragments<kKernelW>(
       t, [&](int o, int row, int b) { return f[(o * t.in.rows + row) * kKernelW + b]; },
       (float2*)weights);
@@ -167,8 +168,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t first = (int64_t)tile * t.in.per_block;
     const int count = (int)min((int64_t)t.in.per_block, t.in.images - first);
     __syncthreads();  // the previous tile has been read
-    LoadInput<true, 8>(x + first * t.in.channels * t.in.h * t.in.w, count * t.in.channels, t.in.h,
-                       t.in.w, t.in.top, t.in.left, t.in.frame, input);
+    LoadPlanes<8, true>(x + first * t.in.channels * t.in.plane.h * t.in.plane.w,
+                        count * t.in.channels, t.in.plane, t.in.frame, input);
     __syncthreads();
     ForEachPatch<kKernelW, kUnits, kTilesN>(
         t, count, input, memory, (const float2*)weights,
@@ -183,17 +184,29 @@ __global__ void __launch_bounds__(kThreads)
 __device__ __forceinline__ void Unpool(const Task& t, const float* dy, const uint8_t* code,
                                        int channels, float* to) {
   const int windows = (int)t.of_windows.value, width = (int)t.of_width.value;
-#pragma unroll 8
-  for (int k = (int)threadIdx.x; k < channels * windows; k += kThreads) {
-    const int position = code[k];
-    const float value = RoundedToTf32(dy[k]);
-    const int channel = k / t.of_windows, at = k - channel * windows;
-    const int i = at / t.of_width, j = at - i * width;
-    float* corner = to + channel * t.in.frame.channel_pitch +
-                    (i * kSide + t.in.top) * t.in.frame.pitch + j * kSide + t.in.left;
+  constexpr int kAtOnce = 4;
+  const int all = channels * windows;
+  for (int first = (int)threadIdx.x; first < all; first += kAtOnce * kThreads) {
+    float value[kAtOnce];
+    uint8_t position[kAtOnce];
 #pragma unroll
-    for (int e = 0; e < kSide * kSide; e++)
-      corner[e / kSide * t.in.frame.pitch + e % kSide] = e == position ? value : 0.f;
+    for (int e = 0; e < kAtOnce; e++) {
+      const int k = first + e * kThreads;
+      position[e] = k < all ? code[k] : kCut;
+      value[e] = k < all ? RoundedToTf32(dy[k]) : 0.f;
+    }
+#pragma unroll
+    for (int e = 0; e < kAtOnce; e++) {
+      const int k = first + e * kThreads;
+      if (k >= all) break;
+      const int channel = k / t.of_windows, at = k - channel * windows;
+      const int i = at / t.of_width, j = at - i * width;
+      float* corner = to + channel * t.in.frame.channel_pitch +
+                      (i * kSide + t.in.plane.top) * t.in.frame.pitch + j * kSide + t.in.plane.left;
+#pragma unroll
+      for (int c = 0; c < kSide * kSide; c++)
+        corner[c / kSide * t.in.frame.pitch + c % kSide] = c == position[e] ? value[e] : 0.f;
+    }
   }
 }
 
@@ -205,8 +218,7 @@ __global__ void __launch_bounds__(kThreads)
   float *weights = memory + kZeros, *input = weights + t.WeightsNumel(kKernelW);
   if (!t.filters_ready) GridDependencySynchronize();
   if ((int)threadIdx.x < kZeros) memory[threadIdx.x] = 0.f;
-  for (int k = (int)threadIdx.x; k < t.in.per_block * t.in.numel / 2; k += kThreads)
-    ((float2*)input)[k] = make_float2(0.f, 0.f);
+  Clear(input, t.in.per_block * t.in.numel);
   LoadFragments<kKernelW>(
       t,
       [&](int o, int row, int b) {  // (channels, outputs, kernel), mirrored
@@ -360,6 +372,7 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t* const cut = (uint32_t*)line;  // words that no position has; as numbers they are finite
   for (int k = (int)threadIdx.x; k < t.outputs; k += kThreads) biases[k] = 0.f;
   for (int k = (int)threadIdx.x; k < t.in.frame.width + kSlack; k += kThreads) cut[k] = 7;
+  Clear(input, t.words_at);
   const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, here = kWarps / t.slices;
   const int worker = (int)blockIdx.x / t.slot_blocks;
   const int first_slot = (int)blockIdx.x % t.slot_blocks * here;
@@ -377,8 +390,8 @@ __global__ void __launch_bounds__(kThreads)
     const int count = (int)min((int64_t)t.in.per_block, t.in.images - first);
     __syncthreads();  // the previous tile has been read
     LoadWords(t, dy + first * of_image, code + first * of_image, count * t.outputs, words, sums);
-    LoadInput<true, 8>(x + first * t.in.channels * t.in.h * t.in.w, count * t.in.channels, t.in.h,
-                       t.in.w, t.in.top, t.in.left, t.in.frame, input);
+    LoadPlanes<8, true>(x + first * t.in.channels * t.in.plane.h * t.in.plane.w,
+                        count * t.in.channels, t.in.plane, t.in.frame, input);
     __syncthreads();
     for (int o = (int)threadIdx.x; o < t.outputs; o += kThreads)
       for (int k = 0; k < count; k++) biases[o] += sums[k * t.outputs + o];
@@ -433,11 +446,10 @@ void LayOut(int rows, int width, const Pitch& fits, Images* in) {
   in->numel = in->channels * channel_pitch;
 }
 
-Images ImagesOf(int64_t images, int64_t channels, HW size, HW pad, HW kernel) {
+Images ImagesOf(const float* x, int64_t images, int64_t channels, HW size, HW pad, HW kernel) {
   Images in{};
-  in.images = (int)images, in.channels = (int)channels;
-  in.h = (int)size.h, in.w = (int)size.w;
-  in.top = (int)pad.h, in.left = (int)pad.w, in.kh = (int)kernel.h;
+  in.images = (int)images, in.channels = (int)channels, in.kh = (int)kernel.h;
+  in.plane = Plane::Of(x, size.h, size.w, pad.h, pad.w);
   in.rows = in.channels * in.kh;
   in.groups = CeilDiv32(in.rows, kTile);
   in.of_kh = Divisor(in.kh);
@@ -517,7 +529,8 @@ void Finish(int64_t outputs, int64_t down, int64_t across, int kernel_w, int mul
 }
 
 int64_t SharedNbytes(const Task& t, int kernel_w) {
-  const int64_t numel = kZeros + t.WeightsNumel(kernel_w) + (int64_t)t.in.per_block * t.in.numel;
+  const int64_t numel =
+      kZeros + t.WeightsNumel(kernel_w) + RoundUp((int64_t)t.in.per_block * t.in.numel, 4);
   return numel * (int64_t)sizeof(float);
 }
 
@@ -529,7 +542,7 @@ bool ConvPoolTensor(const char* op, const ConvPool& p, const float* x, const flo
   if (!IsServed(p, device)) return false;
   const int kernel_w = (int)p.conv.kernel.w;
   Task t{};
-  t.in = ImagesOf(p.conv.n, p.conv.c, p.conv.in, p.conv.pad, p.conv.kernel);
+  t.in = ImagesOf(x, p.conv.n, p.conv.c, p.conv.in, p.conv.pad, p.conv.kernel);
   t.relu = relu;
   t.filters_ready = InputsAreReady(1, 1);
   Finish(p.conv.o, p.out.h, p.out.w, kernel_w, Multiprocessors(device), &t);
@@ -549,7 +562,7 @@ bool ConvPoolTensorDataGradient(const char* op, const ConvPool& p, const float* 
   const HW kernel = p.conv.kernel, pad = p.conv.pad, in = p.conv.in;
   const int kernel_w = (int)kernel.w;
   Task t{};
-  t.in = ImagesOf(p.conv.n, p.conv.o, p.conv.out, {kernel.h - 1 - pad.h, kernel.w - 1 - pad.w},
+  t.in = ImagesOf(dy, p.conv.n, p.conv.o, p.conv.out, {kernel.h - 1 - pad.h, kernel.w - 1 - pad.w},
                   kernel);
   t.out_h = (int)in.h, t.out_w = (int)in.w;
   t.of_windows = Divisor(Size(p.out)), t.of_width = Divisor(p.out.w);
@@ -573,7 +586,7 @@ bool ConvPoolTensorFilterGradient(const char* op, const ConvPool& p, const float
   if (!IsServed(p, device)) return false;
   const int kernel_w = (int)p.conv.kernel.w, kernel_h = (int)p.conv.kernel.h;
   FilterTask t{};
-  t.in = ImagesOf(p.conv.n, p.conv.c, p.conv.in, p.conv.pad, p.conv.kernel);
+  t.in = ImagesOf(x, p.conv.n, p.conv.c, p.conv.in, p.conv.pad, p.conv.kernel);
   t.outputs = (int)p.conv.o;
   t.output_tiles = CeilDiv32(t.outputs, kTile);
   t.windows = (int)Size(p.out), t.across = (int)p.out.w;
@@ -587,7 +600,7 @@ bool ConvPoolTensorFilterGradient(const char* op, const ConvPool& p, const float
   room.numel += words + t.outputs;
   Tile(&room, t.outputs + line, 4, multiprocessors);
   t.in.per_block = room.per_block, t.in.tiles = room.tiles;
-  t.words_at = t.in.per_block * t.in.numel;
+  t.words_at = (int)RoundUp((int64_t)t.in.per_block * t.in.numel, 4);
   t.biases_at = t.words_at + t.in.per_block * words;
   t.lines_at = (int)RoundUp(t.biases_at + t.outputs * (1 + t.in.per_block), 4);
   const int64_t sums = kThreads * 4 * ((kernel_w + 1) / 2);

@@ -18,7 +18,8 @@ namespace {
 
 struct Task {
   int images, channels, outputs;
-  int h, w, top, left, kh, kw;
+  Plane plane;
+  int kh, kw;
   int out_h, out_w;          // pooled
   int bands, band;           // row bands per image; pooled rows per band
   int groups, group_blocks;  // groups of outputs per block; blocks that share all groups
@@ -28,6 +29,7 @@ struct Task {
   int pitch;                 // of a position of dy
   int x_numel, dy_numel;     // floats of shared memory
   Frame frame;
+  Divisor of_windows, of_width;  // windows of a band and of a row
 
   __device__ int Threads() const { return groups * kernel_rows; }
   // Sums that a worker leaves: filter, then bias.
@@ -41,26 +43,34 @@ struct Task {
 template <int kWindow>
 __device__ __forceinline__ void ScatterWindows(const Task& t, const float* dy, const uint8_t* code,
                                                int outputs, int rows, float* to) {
-  const int windows = rows * t.out_w, wide = t.out_w * kWindow;
-  const int quads = CeilDiv32(t.pitch, 4);
-#pragma unroll 2
-  for (int k = (int)threadIdx.x; k < quads * windows * 4; k += (int)blockDim.x) {
-    const int quad = k / 4 / windows, window = k / 4 - quad * windows, output = quad * 4 + k % 4;
-    if (output >= t.pitch) continue;
-    const int i = window / t.out_w, j = window - i * t.out_w;
-    int position = kCut;
-    float value = 0.f;
-    if (output < outputs) {
+  constexpr int kAtOnce = 4;
+  const int windows = (int)t.of_windows.value, wide = t.out_w * kWindow;
+  const int all = CeilDiv32(t.pitch, 4) * windows * 4;
+  for (int first = (int)threadIdx.x; first < all; first += kAtOnce * (int)blockDim.x) {
+    float value[kAtOnce];
+    uint8_t position[kAtOnce];
+#pragma unroll
+    for (int e = 0; e < kAtOnce; e++) {
+      const int k = first + e * (int)blockDim.x, quad = k / 4 / t.of_windows;
+      const int window = k / 4 - quad * windows, output = quad * 4 + k % 4;
       const int64_t at = (int64_t)output * t.out_h * t.out_w + window;
-      position = code[at];
-      value = dy[at];
+      const bool exists = k < all && output < outputs && window < rows * t.out_w;
+      position[e] = exists ? code[at] : kCut;
+      value[e] = exists ? dy[at] : 0.f;
     }
-    float* corner = to + (i * wide + j) * kWindow * t.pitch + output;
 #pragma unroll
-    for (int a = 0; a < kWindow; a++)
+    for (int e = 0; e < kAtOnce; e++) {
+      const int k = first + e * (int)blockDim.x, quad = k / 4 / t.of_windows;
+      const int window = k / 4 - quad * windows, output = quad * 4 + k % 4;
+      if (k >= all || output >= t.pitch || window >= rows * t.out_w) continue;
+      const int i = window / t.of_width, j = window - i * t.out_w;
+      float* corner = to + (i * wide + j) * kWindow * t.pitch + output;
 #pragma unroll
-      for (int b = 0; b < kWindow; b++)
-        corner[(a * wide + b) * t.pitch] = position == a * kWindow + b ? value : 0.f;
+      for (int a = 0; a < kWindow; a++)
+#pragma unroll
+        for (int b = 0; b < kWindow; b++)
+          corner[(a * wide + b) * t.pitch] = position[e] == a * kWindow + b ? value[e] : 0.f;
+    }
   }
 }
 
@@ -129,6 +139,7 @@ __global__ void __launch_bounds__(kThreads)
       of_bias ? ones : input + row / t.kh * t.frame.channel_pitch + row % t.kh * t.frame.pitch;
   const int down = of_bias ? 0 : t.frame.pitch, wide = t.out_w * kWindow * t.pitch;
   for (int k = (int)threadIdx.x; k < t.frame.width + kSlack; k += (int)blockDim.x) ones[k] = 1.f;
+  if (t.bands == 1) Clear(input, t.x_numel);
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
   float sum[kOutputs][kKernelW] = {};
@@ -137,8 +148,12 @@ __global__ void __launch_bounds__(kThreads)
     const int begin = (int)(unit % t.bands) * t.band, rows = min(t.band, t.out_h - begin);
     const int64_t at = ((image * t.outputs + first) * t.out_h + begin) * t.out_w;
     __syncthreads();  // the previous unit has been read
-    LoadInput(x + image * t.channels * t.h * t.w, t.channels, t.h, t.w, t.top - begin * kWindow,
-              t.left, t.frame, input);
+    const float* planes = x + image * t.channels * t.plane.h * t.plane.w;
+    if (t.bands == 1)
+      LoadPlanes<4>(planes, t.channels, t.plane, t.frame, input);
+    else
+      LoadBand(planes, t.channels, t.plane.h, t.plane.w, t.plane.top - begin * kWindow,
+               t.plane.left, t.frame, input);
     ScatterWindows<kWindow>(t, dy + at, code + at, min(t.groups * kOutputs, t.outputs - first),
                             rows, spread);
     __syncthreads();
@@ -219,6 +234,7 @@ void Partition(Task* t, int option, int window) {
     t->band = (int)CeilDiv(t->out_h, t->bands);
     LayOutShared(t, window, true);
   } while (Shared(*t) > kMaxSharedFloats && t->band > 1);
+  t->of_windows = Divisor((int64_t)t->band * t->out_w), t->of_width = Divisor(t->out_w);
   const Task least = *t;
   LayOutShared(t, window, false);
   if (Shared(*t) > kMaxSharedFloats) *t = least;
@@ -251,15 +267,12 @@ constexpr Launcher kLaunchers[2][3][3] = {
     {DLSYS_OUTPUTS(3, 3), DLSYS_OUTPUTS(5, 3), DLSYS_OUTPUTS(7, 3)}};
 #undef DLSYS_OUTPUTS
 
-Task TaskOf(const ConvPool& p) {
+Task TaskOf(const ConvPool& p, const float* x) {
   Task t{};
   t.images = (int)p.conv.n;
   t.channels = (int)p.conv.c;
   t.outputs = (int)p.conv.o;
-  t.h = (int)p.conv.in.h;
-  t.w = (int)p.conv.in.w;
-  t.top = (int)p.conv.pad.h;
-  t.left = (int)p.conv.pad.w;
+  t.plane = Plane::Of(x, p.conv.in.h, p.conv.in.w, p.conv.pad.h, p.conv.pad.w);
   t.kh = (int)p.conv.kernel.h;
   t.kw = (int)p.conv.kernel.w;
   t.out_h = (int)p.out.h;
@@ -294,7 +307,7 @@ bool Conv2dPoolFilterGradientFits(const DLArray* x, const DLArray* dy, const DLA
   if (gradients->count < 1) return false;
   const ConvPool p = CheckedConvPool(op, x, gradients->arrays[0], dy, code, *pad, window);
   if (p.Empty()) return false;
-  Task t = TaskOf(p);
+  Task t = TaskOf(p, nullptr);
   const auto fits = [&](int k) {
     Partition(&t, k, (int)window);
     return Shared(t) <= kMaxSharedFloats;
@@ -322,7 +335,7 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
   if (tensor && ConvPoolTensorFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code),
                                              of_filter, of_bias, df->ctx, stream))
     return;
-  Task t = TaskOf(p);
+  Task t = TaskOf(p, In(op, x));
   const int device = df->ctx.device_id, multiprocessors = Multiprocessors(device);
   const int option = t.kernel_rows > kThreads ? 0 : Choose(&t, (int)window, multiprocessors);
   if (t.kernel_rows > kThreads || Shared(t) > kMaxSharedFloats)
