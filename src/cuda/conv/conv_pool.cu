@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
+#include "cuda/conv/conv_pool_sparse.cuh"
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/runtime/widened.cuh"
 
@@ -63,7 +64,7 @@ __device__ __forceinline__ void LoadMirrored(const Task& t, const float* f, int 
 }
 
 template <int kKernelW, int kSide, int kOutputs>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     ConvPoolKernel(const Task t, const float* x, const float* f, const float* bias, float* y,
                    uint8_t* code) {
   float *filters = DynamicShared<float>(), *input = filters + t.filter_numel;
@@ -419,6 +420,8 @@ void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* 
   const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(dx)) return;
   const int device = dx->ctx.device_id;
+  if (getenv("DLSYS_TRY_SPARSE") && SparseDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code), Out(op, dx), device, stream))
+    return;
   if (tensor && ConvPoolTensorDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code),
                                            Out(op, dx), device, stream))
     return;

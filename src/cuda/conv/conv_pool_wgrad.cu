@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
+#include "cuda/conv/conv_pool_sparse.cuh"
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/runtime/widened.cuh"
 
@@ -332,6 +333,8 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
   }
   const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(df)) return;
+  if (getenv("DLSYS_TRY_SPARSE") && SparseFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code), of_filter, of_bias, df->ctx, stream))
+    return;
   if (tensor && ConvPoolTensorFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code),
                                              of_filter, of_bias, df->ctx, stream))
     return;
