@@ -8,6 +8,7 @@
 // over threads and reduced in a fixed order. Limited by FFMA issue and by shared memory, which
 // bounds the shapes that fit.
 #include <algorithm>
+#include <iterator>
 
 #include "cuda/conv/conv_pool.cuh"
 #include "cuda/conv/conv_pool_sparse.cuh"
@@ -19,6 +20,10 @@ namespace cuda {
 namespace {
 
 constexpr int kPatch = 2;  // side of a patch of dx
+
+// Outputs of a thread of the forward kernel, and threads of a block by them.
+constexpr int kForwardOutputs[] = {1, 2, 4, 6};
+constexpr int MostThreads(int outputs) { return outputs > 2 ? kThreads : 2 * kThreads; }
 
 // A launch of either kernel: what it reads and writes, and how work is partitioned.
 struct Task {
@@ -64,7 +69,7 @@ __device__ __forceinline__ void LoadMirrored(const Task& t, const float* f, int 
 }
 
 template <int kKernelW, int kSide, int kOutputs>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(MostThreads(kOutputs), 4 * kThreads / MostThreads(kOutputs))
     ConvPoolKernel(const Task t, const float* x, const float* f, const float* bias, float* y,
                    uint8_t* code) {
   float *filters = DynamicShared<float>(), *input = filters + t.filter_numel;
@@ -205,14 +210,14 @@ __global__ void __launch_bounds__(kThreads)
 
 // Instructions of a thread that reduces over `channels`.
 double Instructions(const Task& t, int channels, int side, int outputs) {
-  const int per_offset = side * side * outputs + CeilDiv(outputs, outputs % 4 ? 2 : 4);
+  const int per_offset = side * side * outputs + outputs / VectorWidth(outputs);
   return (double)channels * t.kh * (t.kw * per_offset + 2 * (side + t.kw) + 6);
 }
 
 // Lays out shared memory: rows padded so that threads beside and below each other read different
 // banks, or tightly packed where that does not fit.
-void LayOutShared(Task* t, int side, int option) {
-  t->pitch = PitchOf(option, t->groups);
+void LayOutShared(Task* t, int side, int outputs) {
+  t->pitch = PitchOf(outputs, t->groups);
   t->biases_at = t->channels * t->kh * t->kw * t->pitch;
   t->filter_numel = (int)RoundUp(t->biases_at + t->outputs, 4);
   const int rows = t->down * side + t->kh - 1, width = t->across * side + t->kw - 1;
@@ -225,19 +230,20 @@ void LayOutShared(Task* t, int side, int option) {
 
 constexpr double kImpossible = 1e300;
 
-// The option of outputs per thread with the least cost; cost(option) is evaluated for it last.
-template <class Cost>
-int LeastCost(const Cost& cost) {
+// The index of the outputs per thread with the least cost; cost(outputs) is evaluated for them
+// last.
+template <size_t kCount, class Cost>
+int LeastCost(const int (&outputs)[kCount], const Cost& cost) {
   int best = 0;
-  double least = cost(0);
-  for (int k = 1; k < 3; k++) {
-    const double other = cost(k);
+  double least = cost(outputs[0]);
+  for (int k = 1; k < (int)kCount; k++) {
+    const double other = cost(outputs[k]);
     if (other < least) {
       least = other;
       best = k;
     }
   }
-  cost(best);
+  cost(outputs[best]);
   return best;
 }
 
@@ -248,8 +254,8 @@ int64_t Fitting(const char* op, int64_t numel) {
   return numel;
 }
 
-int RoundUpToWarps(int items) {
-  const int waves = (int)CeilDiv(items, kThreads);
+int RoundUpToWarps(int items, int most) {
+  const int waves = (int)CeilDiv(items, most);
   return (int)RoundUp(CeilDiv(items, waves), 32);
 }
 
@@ -264,12 +270,14 @@ void LaunchForward(const char* op, const Task& t, int threads, size_t nbytes, in
 }
 using ForwardLauncher = decltype(&LaunchForward<3, 2, 2>);
 
-#define DLSYS_OUTPUTS(F, ...) {F<__VA_ARGS__, 2>, F<__VA_ARGS__, 4>, F<__VA_ARGS__, 6>}
-constexpr ForwardLauncher kForward[2][3][3] = {
+#define DLSYS_OUTPUTS(F, ...) \
+  {F<__VA_ARGS__, 1>, F<__VA_ARGS__, 2>, F<__VA_ARGS__, 4>, F<__VA_ARGS__, 6>}
+constexpr ForwardLauncher kForward[2][3][4] = {
     {DLSYS_OUTPUTS(LaunchForward, 3, 2), DLSYS_OUTPUTS(LaunchForward, 5, 2),
      DLSYS_OUTPUTS(LaunchForward, 7, 2)},
     {DLSYS_OUTPUTS(LaunchForward, 3, 3), DLSYS_OUTPUTS(LaunchForward, 5, 3),
      DLSYS_OUTPUTS(LaunchForward, 7, 3)}};
+#undef DLSYS_OUTPUTS
 
 Task TaskOf(const ConvPool& p) {
   Task t{};
@@ -295,11 +303,11 @@ Task ForwardTask(const ConvPool& p, const float* x) {
   return t;
 }
 
-// Lays out a block for an option of outputs per thread; true if shared memory holds an image.
-bool ForwardFits(Task* t, int side, int option) {
+// Lays out a block for so many outputs per thread; true if shared memory holds an image.
+bool ForwardFits(Task* t, int side, int outputs) {
   t->group_blocks = 1;
-  t->groups = (int)CeilDiv(t->outputs, kOutputsPerThread[option]);
-  LayOutShared(t, side, option);
+  t->groups = (int)CeilDiv(t->outputs, outputs);
+  LayOutShared(t, side, outputs);
   return t->Shared() <= kMaxSharedFloats;
 }
 
@@ -308,8 +316,8 @@ bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLAr
   const ConvPool p = CheckedConvPool("conv2d_pool", x, f, y, code, *pad, window);
   if (p.Empty()) return false;
   Task t = ForwardTask(p, nullptr);
-  const auto fits = [&](int k) { return ForwardFits(&t, (int)window, k); };
-  return fits(0) || fits(1) || fits(2);
+  const auto fits = [&](int outputs) { return ForwardFits(&t, (int)window, outputs); };
+  return std::any_of(std::begin(kForwardOutputs), std::end(kForwardOutputs), fits);
 }
 
 // x, f and, where there is one, bias
@@ -336,20 +344,21 @@ void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLA
   t.filters_ready = InputsAreReady(1, 1);
   const int side = (int)window, patches = t.down * t.across;
   const int multiprocessors = Multiprocessors(device);
-  const int option = LeastCost([&](int k) {
-    if (!ForwardFits(&t, side, k)) return kImpossible;
-    return CostOf((double)t.images * patches * t.groups,
-                  Instructions(t, t.channels, side, kOutputsPerThread[k]), multiprocessors);
+  const int option = LeastCost(kForwardOutputs, [&](int outputs) {
+    if (!ForwardFits(&t, side, outputs)) return kImpossible;
+    return CostOf((double)t.images * patches * t.groups, Instructions(t, t.channels, side, outputs),
+                  multiprocessors);
   });
+  const int most = MostThreads(kForwardOutputs[option]);
   const int image = t.channels * t.frame.channel_pitch, items = patches * t.groups;
   t.images_per_block =
-      std::max(1, std::min({kThreads / items, t.images / (2 * multiprocessors),
+      std::max(1, std::min({most / items, t.images / (2 * multiprocessors),
                             (kMaxSharedFloats - kSlack - t.filter_numel) / std::max(image, 1)}));
   t.tiles = (int)CeilDiv(t.images, t.images_per_block);
   const int64_t numel = Fitting(op, t.filter_numel + (int64_t)t.images_per_block * image + kSlack);
   kForward[side - 2][KernelWidthIndex(t.kw)][option](
-      op, t, RoundUpToWarps(items * t.images_per_block), numel * sizeof(float), device, stream,
-      In(op, x), In(op, f), add, Out(op, y), Codes(op, code));
+      op, t, RoundUpToWarps(items * t.images_per_block, most), numel * sizeof(float), device,
+      stream, In(op, x), In(op, f), add, Out(op, y), Codes(op, code));
 }
 
 template <int kKernelW, int kOutputs>
@@ -362,9 +371,11 @@ void LaunchDataGradient(const char* op, const Task& t, int threads, size_t nbyte
                  ComputeMajor(device) >= 9, stream, t, f, dy, code, dx);
 }
 using DataGradientLauncher = decltype(&LaunchDataGradient<3, 2>);
-constexpr DataGradientLauncher kDataGradient[3][3] = {DLSYS_OUTPUTS(LaunchDataGradient, 3),
-                                                      DLSYS_OUTPUTS(LaunchDataGradient, 5),
-                                                      DLSYS_OUTPUTS(LaunchDataGradient, 7)};
+#define DLSYS_OUTPUTS(...)                                                 \
+  {LaunchDataGradient<__VA_ARGS__, 2>, LaunchDataGradient<__VA_ARGS__, 4>, \
+   LaunchDataGradient<__VA_ARGS__, 6>}
+constexpr DataGradientLauncher kDataGradient[3][3] = {DLSYS_OUTPUTS(3), DLSYS_OUTPUTS(5),
+                                                      DLSYS_OUTPUTS(7)};
 #undef DLSYS_OUTPUTS
 
 // Partitions `groups` groups of outputs over blocks and threads: a block takes as many as it has
@@ -378,9 +389,9 @@ void Partition(Task* t, int64_t groups) {
 }
 
 // The slices' sums reuse the memory of the channels.
-int64_t DataGradientShared(const Task& t, int option) {
+int64_t DataGradientShared(const Task& t, int outputs) {
   const int64_t items = (int64_t)t.down * t.across * t.groups;
-  const int64_t sums = t.slices * items * kOutputsPerThread[option] * kPatch * kPatch;
+  const int64_t sums = t.slices * items * outputs * kPatch * kPatch;
   return std::max(t.Shared(), t.filter_numel + sums);
 }
 
@@ -395,11 +406,11 @@ Task DataGradientTask(const ConvPool& p) {
   return t;
 }
 
-// Lays out a block for an option of outputs per thread; true if shared memory holds an image.
-bool DataGradientFits(Task* t, int option) {
-  Partition(t, CeilDiv(t->outputs, kOutputsPerThread[option]));
-  LayOutShared(t, kPatch, option);
-  return DataGradientShared(*t, option) <= kMaxSharedFloats;
+// Lays out a block for so many outputs per thread; true if shared memory holds an image.
+bool DataGradientFits(Task* t, int outputs) {
+  Partition(t, CeilDiv(t->outputs, outputs));
+  LayOutShared(t, kPatch, outputs);
+  return DataGradientShared(*t, outputs) <= kMaxSharedFloats;
 }
 
 bool Conv2dPoolDataGradientFits(const DLArray* f, const DLArray* dy, const DLArray* code,
@@ -407,8 +418,9 @@ bool Conv2dPoolDataGradientFits(const DLArray* f, const DLArray* dy, const DLArr
   const ConvPool p = CheckedConvPool("conv2d_pool_data_gradient", dx, f, dy, code, *pad, window);
   if (p.Empty()) return false;
   Task t = DataGradientTask(p);
-  const auto fits = [&](int k) { return DataGradientFits(&t, k); };
-  return t.down * t.across <= kThreads && (fits(0) || fits(1) || fits(2));
+  const auto fits = [&](int outputs) { return DataGradientFits(&t, outputs); };
+  return t.down * t.across <= kThreads &&
+         std::any_of(std::begin(kOutputsPerThread), std::end(kOutputsPerThread), fits);
 }
 
 // dx (n, c, in) from f, dy and code.
@@ -420,7 +432,8 @@ void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* 
   const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(dx)) return;
   const int device = dx->ctx.device_id;
-  if (getenv("DLSYS_TRY_SPARSE") && SparseDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code), Out(op, dx), device, stream))
+  if (SparseDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code), Out(op, dx), device,
+                         stream))
     return;
   if (tensor && ConvPoolTensorDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code),
                                            Out(op, dx), device, stream))
@@ -429,13 +442,13 @@ void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* 
   t.filters_ready = InputsAreReady(0, 1);
   const int patches = t.down * t.across;
   if (patches > kThreads) Fail("%s: the H x W of %s is too large", op, ShapeText(dx).c_str());
-  const int option = LeastCost([&](int k) {
-    if (!DataGradientFits(&t, k)) return kImpossible;
+  const int option = LeastCost(kOutputsPerThread, [&](int outputs) {
+    if (!DataGradientFits(&t, outputs)) return kImpossible;
     return CostOf((double)t.images * patches * t.groups * t.group_blocks * t.slices,
-                  Instructions(t, CeilDiv(t.channels, t.slices), kPatch, kOutputsPerThread[k]),
+                  Instructions(t, CeilDiv(t.channels, t.slices), kPatch, outputs),
                   Multiprocessors(device));
   });
-  const int64_t numel = Fitting(op, DataGradientShared(t, option));
+  const int64_t numel = Fitting(op, DataGradientShared(t, kOutputsPerThread[option]));
   kDataGradient[KernelWidthIndex(t.kw)][option](
       op, t, (int)RoundUp(patches * t.groups * t.slices, 32), numel * sizeof(float), device, stream,
       In(op, f), In(op, dy), Codes(op, code), Out(op, dx));

@@ -16,15 +16,13 @@ namespace cuda {
 constexpr int kMaxSharedFloats = 48 * 1024 / (int)sizeof(float);  // what every GPU grants
 constexpr int kSlack = 8;  // floats behind the last row that a thread may load but not use
 
+constexpr int VectorWidth(int outputs) { return outputs % 4 == 0 ? 4 : outputs % 2 == 0 ? 2 : 1; }
+
 // Vector loads of the weights of kOutputs outputs. Rows are an odd number of vectors apart, which
 // avoids bank conflicts as they are stored.
 template <int kOutputs>
 struct Vectors {
-  static constexpr int kWidth = kOutputs % 4 == 0 ? 4 : 2;
-  static int Pitch(int64_t groups) {
-    const int pitch = (int)RoundUp(groups * kOutputs, kWidth);
-    return pitch / kWidth % 2 ? pitch : pitch + kWidth;
-  }
+  static constexpr int kWidth = VectorWidth(kOutputs);
   static __device__ __forceinline__ void Read(const float* from, float (&to)[kOutputs]) {
     if constexpr (kWidth == 4) {
 #pragma unroll
@@ -32,22 +30,24 @@ struct Vectors {
         const float4 v = *(const float4*)(from + k);
         to[k] = v.x, to[k + 1] = v.y, to[k + 2] = v.z, to[k + 3] = v.w;
       }
-    } else {
+    } else if constexpr (kWidth == 2) {
 #pragma unroll
       for (int k = 0; k < kOutputs; k += 2) {
         const float2 v = *(const float2*)(from + k);
         to[k] = v.x, to[k + 1] = v.y;
       }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kOutputs; k++) to[k] = from[k];
     }
   }
 };
 
-constexpr int kOutputsPerThread[] = {2, 4, 6};
+constexpr int kOutputsPerThread[] = {2, 4, 6};  // of the gradients
 
-inline int PitchOf(int option, int64_t groups) {
-  using Pitch = int (*)(int64_t);
-  static constexpr Pitch pitches[] = {Vectors<2>::Pitch, Vectors<4>::Pitch, Vectors<6>::Pitch};
-  return pitches[option](groups);
+inline int PitchOf(int outputs, int64_t groups) {
+  const int width = VectorWidth(outputs), pitch = (int)RoundUp(groups * outputs, width);
+  return pitch / width % 2 ? pitch : pitch + width;
 }
 
 // Channels in shared memory: `rows` of `width` floats, `pitch` floats apart; channels are
@@ -202,10 +202,11 @@ __device__ __forceinline__ void Pool(const float (&values)[kCount], float bias, 
   *code = relu && !(best > 0.f) ? kCut : (uint8_t)position;
 }
 
-// Cost model: `instructions` per thread; more warps per scheduler hide more latency.
+// Cost model: `instructions` per thread; one of a warp takes some six cycles, so that a scheduler
+// of fewer warps is idle in between.
 inline double CostOf(double threads, double instructions, int multiprocessors) {
   const double warps = threads / 32 / (4 * multiprocessors);
-  return instructions * (0.5 + (warps > 1 ? warps : 1));
+  return instructions * std::max(6., 0.5 + warps);
 }
 
 // Index of the instantiation for a kernel width: 3, 5 or 7.

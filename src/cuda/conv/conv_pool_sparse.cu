@@ -12,6 +12,7 @@
 
 #include "cuda/conv/conv_pool.cuh"
 #include "cuda/conv/conv_pool_sparse.cuh"
+#include "cuda/runtime/context.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -110,9 +111,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int s = 0; s < kSteps; s++) {
     const int k = lane + 32 * s, channel = k / t.kernel_size, rest = k - channel * t.kernel_size;
-    offset[s] = k < numel ? channel * t.frame.channel_pitch + rest / t.kw * t.frame.pitch +
-                                rest % t.kw
-                          : 0;
+    offset[s] =
+        k < numel ? channel * t.frame.channel_pitch + rest / t.kw * t.frame.pitch + rest % t.kw : 0;
   }
   Clear(input, input_numel);
   for (int k = (int)threadIdx.x; k < t.Items() * (numel + 1); k += kThreads) sums[k] = 0.f;
@@ -134,8 +134,7 @@ __global__ void __launch_bounds__(kThreads)
         const float* const corner = input + element.at;
         bias += element.value;
 #pragma unroll
-        for (int s = 0; s < kSteps; s++)
-          sum[s] = fmaf(element.value, corner[offset[s]], sum[s]);
+        for (int s = 0; s < kSteps; s++) sum[s] = fmaf(element.value, corner[offset[s]], sum[s]);
       }
       float* const own = sums + item * (numel + 1);
 #pragma unroll
@@ -205,8 +204,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
           for (int a = 0; a < kRows; a++) sum[a] = to[a * pitch];
 #pragma unroll
-          for (int a = 0; a < kRows; a++)
-            to[a * pitch] = fmaf(element.value, weight[g][a], sum[a]);
+          for (int a = 0; a < kRows; a++) to[a * pitch] = fmaf(element.value, weight[g][a], sum[a]);
         }
         __syncwarp();  // the next patch overlaps this one
       }
@@ -252,6 +250,11 @@ Task TaskOf(const ConvPool& p, int64_t row_banks, int64_t channel_banks) {
   return t;
 }
 
+// Blocks of so much shared memory can run, and several on a multiprocessor.
+bool IsSmall(int64_t nbytes, int device) {
+  return nbytes <= std::min<int64_t>(kMostNbytes, SharedLimit(device));
+}
+
 bool IsServed(const ConvPool& p, const Task& t) {
   return !p.Empty() && t.windows > 0 && p.conv.n > 0 && p.conv.n <= INT32_MAX / 2;
 }
@@ -285,14 +288,13 @@ bool SparseDataGradient(const char* op, const ConvPool& p, const float* f, const
   const int64_t nbytes = Floats((int64_t)kWarps * t.channels * t.frame.channel_pitch) +
                          Floats((int64_t)t.outputs * t.channels * t.kernel_size) + ListNbytes(t);
   const bool rows = t.kh == 3 || t.kh == 5 || t.kh == 7;
-  if (!rows || groups > 2 || t.channels * t.kw * 2 < groups * 32 || nbytes > kMostNbytes)
+  if (!rows || groups > 2 || t.channels * t.kw * 2 < groups * 32 || !IsSmall(nbytes, device))
     return false;
-  const auto kernel = t.kh == 3   ? groups == 1 ? SparseDataGradientKernel<3, 1>
-                                                : SparseDataGradientKernel<3, 2>
-                      : t.kh == 5 ? groups == 1 ? SparseDataGradientKernel<5, 1>
-                                                : SparseDataGradientKernel<5, 2>
-                      : groups == 1 ? SparseDataGradientKernel<7, 1>
-                                    : SparseDataGradientKernel<7, 2>;
+  const auto kernel =
+      t.kh == 3     ? groups == 1 ? SparseDataGradientKernel<3, 1> : SparseDataGradientKernel<3, 2>
+      : t.kh == 5   ? groups == 1 ? SparseDataGradientKernel<5, 1> : SparseDataGradientKernel<5, 2>
+      : groups == 1 ? SparseDataGradientKernel<7, 1>
+                    : SparseDataGradientKernel<7, 2>;
   const unsigned grid = GridOf(op, kernel, t, (size_t)nbytes, 4, device);
   LaunchClusters(op, kernel, grid, 1, kThreads, (size_t)nbytes, ComputeMajor(device) >= 9, stream,
                  t, f, dy, code, dx);
@@ -309,7 +311,7 @@ bool SparseFilterGradient(const char* op, const ConvPool& p, const float* x, con
   const int steps = CeilDiv32(numel, 32);
   const int64_t nbytes = Floats((int64_t)t.channels * t.frame.channel_pitch) + ListNbytes(t) +
                          (int64_t)t.Items() * (numel + 1) * (int64_t)sizeof(float);
-  if (steps > 8 || numel * 2 < steps * 32 || nbytes > kMostNbytes) return false;
+  if (steps > 8 || numel * 2 < steps * 32 || !IsSmall(nbytes, device)) return false;
   const auto kernel = steps == 1   ? SparseFilterGradientKernel<1>
                       : steps == 2 ? SparseFilterGradientKernel<2>
                       : steps == 3 ? SparseFilterGradientKernel<3>

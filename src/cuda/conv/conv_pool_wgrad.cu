@@ -228,7 +228,7 @@ void Partition(Task* t, int option, int window) {
   const int64_t groups = CeilDiv(t->outputs, kOutputsPerThread[option]);
   t->group_blocks = (int)CeilDiv(groups, std::max(1, kThreads / t->kernel_rows));
   t->groups = (int)CeilDiv(groups, t->group_blocks);
-  t->pitch = PitchOf(option, t->groups);
+  t->pitch = PitchOf(kOutputsPerThread[option], t->groups);
   t->bands = 0;
   do {  // the fewest bands of rows that fit
     t->bands++;
@@ -333,7 +333,8 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
   }
   const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(df)) return;
-  if (getenv("DLSYS_TRY_SPARSE") && SparseFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code), of_filter, of_bias, df->ctx, stream))
+  if (SparseFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code), of_filter, of_bias,
+                           df->ctx, stream))
     return;
   if (tensor && ConvPoolTensorFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code),
                                              of_filter, of_bias, df->ctx, stream))
