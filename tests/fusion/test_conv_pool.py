@@ -321,7 +321,7 @@ class TensorCores(unittest.TestCase):
             self.assertLessEqual(np.abs(got - right).max(initial=0), bound * scale)
 
     def test_factors_of_ten_bits_give_float32s_results(self):
-        """Products of such numbers are exact; worst of the largest element: 9e-7."""
+        """Products of such numbers are exact; worst of the largest element: 6e-7."""
         for name, (shape, attrs) in LAYERS.items():
             with self.subTest(name):
                 layer = Layer(**attrs)
@@ -336,8 +336,8 @@ class TensorCores(unittest.TestCase):
         wanted = run(layer.fetches, feeds, None)
         found = self.run_at(layer, feeds)
         self.assert_close(found, wanted, 3e-3)
-        exact = self.run_at(layer, feeds, "fp32")
-        self.assertNotEqual(found[0].tobytes(), exact[0].tobytes())
+        for got, exact in zip(found[:-1], self.run_at(layer, feeds, "fp32")[:-1], strict=True):
+            self.assertNotEqual(got.tobytes(), exact.tobytes())
 
     def test_two_runs_give_the_same_bits(self):
         layer = Layer(6, 16, 5)

@@ -1,5 +1,6 @@
-// Direct convolution fused with bias, relu and max-pool, and its data gradient; math/conv_pool.h
-// has the contract, conv_pool_wgrad.cu the filter gradient.
+// Direct convolution fused with bias, relu and max-pool, and its data gradient where neither
+// conv_pool_sparse.cu nor conv_pool_tensor.cu serves it; math/conv_pool.h has the contract,
+// conv_pool_wgrad.cu the filter gradient.
 //
 // A block keeps the padded channels of one or a few images and all filters in shared memory; a
 // thread accumulates a patch of positions for some outputs in registers. Forward a patch is a
@@ -432,12 +433,17 @@ void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* 
   const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(dx)) return;
   const int device = dx->ctx.device_id;
+  const auto on_tensor_cores = [&] {
+    return tensor && ConvPoolTensorDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code),
+                                                Out(op, dx), device, stream);
+  };
+  // With few images latency counts, of which tensor cores have less.
+  const bool few = p.conv.n <= 2 * Multiprocessors(device);
+  if (few && on_tensor_cores()) return;
   if (SparseDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code), Out(op, dx), device,
                          stream))
     return;
-  if (tensor && ConvPoolTensorDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code),
-                                           Out(op, dx), device, stream))
-    return;
+  if (!few && on_tensor_cores()) return;
   Task t = DataGradientTask(p);
   t.filters_ready = InputsAreReady(0, 1);
   const int patches = t.down * t.across;

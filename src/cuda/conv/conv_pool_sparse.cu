@@ -311,9 +311,9 @@ bool SparseFilterGradient(const char* op, const ConvPool& p, const float* x, con
   const int steps = CeilDiv32(numel, 32);
   const int64_t nbytes = Floats((int64_t)t.channels * t.frame.channel_pitch) + ListNbytes(t) +
                          (int64_t)t.Items() * (numel + 1) * (int64_t)sizeof(float);
-  if (steps > 8 || numel * 2 < steps * 32 || !IsSmall(nbytes, device)) return false;
-  const auto kernel = steps == 1   ? SparseFilterGradientKernel<1>
-                      : steps == 2 ? SparseFilterGradientKernel<2>
+  // With fewer products to an element, listing it takes longer than they do.
+  if (steps < 2 || steps > 8 || numel * 2 < steps * 32 || !IsSmall(nbytes, device)) return false;
+  const auto kernel = steps == 2   ? SparseFilterGradientKernel<2>
                       : steps == 3 ? SparseFilterGradientKernel<3>
                       : steps <= 5 ? SparseFilterGradientKernel<5>
                                    : SparseFilterGradientKernel<8>;

@@ -1,6 +1,5 @@
 // Convolution fused with bias, relu and max-pool, and its gradients, on tensor cores in tf32;
-// math/conv_pool.h has the contract, conv_pool.cu and conv_pool_wgrad.cu true float32. Of the
-// gradients it is for those whose filters conv_pool_sparse.cu leaves.
+// math/conv_pool.h has the contract, conv_pool.cu and conv_pool_wgrad.cu true float32.
 //
 // A lane multiplies what it slides along: of the depths of a product it has whole rows of filters,
 // whose elements it takes one after another, so that what it has read of a row of x serves all

@@ -333,11 +333,11 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
   }
   const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(df)) return;
-  if (SparseFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code), of_filter, of_bias,
-                           df->ctx, stream))
-    return;
   if (tensor && ConvPoolTensorFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code),
                                              of_filter, of_bias, df->ctx, stream))
+    return;
+  if (SparseFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code), of_filter, of_bias,
+                           df->ctx, stream))
     return;
   Task t = TaskOf(p, In(op, x));
   const int device = df->ctx.device_id, multiprocessors = Multiprocessors(device);
