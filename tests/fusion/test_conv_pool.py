@@ -269,7 +269,7 @@ class Values:
             executor = ad.Executor(layer.fetches, self.ctx)
             executor.check(feeds)
         right = ConvPoolOp.scalars
-        wrong = lambda node: (*right(node.op, node)[:2], 0)  # noqa: E731  (there is no relu)
+        wrong = lambda node: (*right(node.op, node)[:2], 0, 0)  # noqa: E731  (there is no relu)
         with mock.patch.object(ConvPoolOp, "scalars", staticmethod(wrong)):
             layer = Layer(3, 5, 3)
             executor = ad.Executor(layer.fetches, self.ctx)
@@ -303,6 +303,59 @@ class Values:
 
 
 CpuValues, GpuValues = on_native_devices(Values)
+
+
+@require_fusion("conv_pool")
+@require(gpu(0))
+class TensorCores(unittest.TestCase):
+    """The kernels of tf32, which multiply factors of 10 bits of mantissa."""
+
+    def run_at(self, layer, feeds, precision="tf32"):
+        executor = ad.Executor(layer.fetches, gpu(0), precision)
+        return executor.run(feeds, convert_to_numpy_ret_vals=True)
+
+    def assert_close(self, found, wanted, bound):
+        for got, right in zip(found, wanted, strict=True):
+            self.assertEqual(got.shape, right.shape)
+            scale = np.abs(right).max(initial=1e-3)
+            self.assertLessEqual(np.abs(got - right).max(initial=0), bound * scale)
+
+    def test_factors_of_ten_bits_give_float32s_results(self):
+        """Products of such numbers are exact; worst of the largest element: 6e-7."""
+        for name, (shape, attrs) in LAYERS.items():
+            with self.subTest(name):
+                layer = Layer(**attrs)
+                feeds = {x: cut_to_tf32(array) for x, array in layer.feeds(shape).items()}
+                wanted = run(layer.fetches, feeds, None)
+                self.assert_close(self.run_at(layer, feeds), wanted, 1e-5)
+
+    def test_other_factors_are_rounded(self):
+        """Worst of the largest element: 6e-4."""
+        layer = Layer(6, 16, 5)
+        feeds = layer.feeds((9, 6, 14, 14))
+        wanted = run(layer.fetches, feeds, None)
+        found = self.run_at(layer, feeds)
+        self.assert_close(found, wanted, 3e-3)
+        for got, exact in zip(found[:-1], self.run_at(layer, feeds, "fp32")[:-1], strict=True):
+            self.assertNotEqual(got.tobytes(), exact.tobytes())
+
+    def test_two_runs_give_the_same_bits(self):
+        layer = Layer(6, 16, 5)
+        feeds = layer.feeds((300, 6, 14, 14))
+        runs = [self.run_at(layer, feeds) for _ in range(3)]
+        for again in runs[1:]:
+            for a, b in zip(runs[0], again, strict=True):
+                self.assertEqual(a.tobytes(), b.tobytes())
+
+    def test_check_compares_with_the_body(self):
+        for attrs in (dict(size=3), dict(size=5, padding=2)):
+            layer = Layer(3, 5, **attrs)
+            ad.Executor(layer.fetches, gpu(0), "tf32").check(layer.feeds((2, 3, 9, 8)))
+
+
+def cut_to_tf32(array):
+    """The array without the bits that tensor cores leave out."""
+    return (array.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 @require_fusion("conv_pool")

@@ -23,9 +23,9 @@ def conv_pool(device, channels, filters, plane, size, window):
     code = y._replace(dtype=UINT8)
     before, fits = interface.struct("HW")(), load().fits
     return (
-        fits(device, "conv2d_pool", x, f, [], y, code, before, window, 1),
-        fits(device, "conv2d_pool_data_gradient", f, y, code, x, before, window),
-        fits(device, "conv2d_pool_filter_gradient", x, y, code, [f], before, window),
+        fits(device, "conv2d_pool", x, f, [], y, code, before, window, 1, 0),
+        fits(device, "conv2d_pool_data_gradient", f, y, code, x, before, window, 0),
+        fits(device, "conv2d_pool_filter_gradient", x, y, code, [f], before, window, 0),
     )
 
 
@@ -46,7 +46,7 @@ class FitsTest(unittest.TestCase):
             load().fits("cpu", "no_such")
 
     def test_number_of_arguments(self):
-        with self.assertRaisesRegex(KernelError, "conv2d_pool: its kernel on cpu takes 8"):
+        with self.assertRaisesRegex(KernelError, "conv2d_pool: its kernel on cpu takes 9"):
             load().fits("cpu", "conv2d_pool", Spec((1,), FLOAT32))
 
     def test_dtype_that_no_device_holds(self):

@@ -31,6 +31,7 @@ from ..ops.conv.geometry import Pair, Windows
 from ..ops.conv.pooling import max_pool_gradient_op, max_pool_op
 from ..ops.conv.tiles import CUT, UINT8, Scratch, Tiles
 from ..ops.elementwise import relu_gradient_op, relu_op
+from ..ops.matmul import precision_number
 from ..ops.movement import reshape_op
 from ..ops.reduce import sum_op
 from ..passes.pipeline import Options, Pass
@@ -72,7 +73,9 @@ class Geometry(NamedTuple):
 
 @lru_cache
 def fits(geometry: Geometry, target: Target) -> Fits:
-    """The fused kernels that a target has for this geometry, of any number of images."""
+    """The fused kernels that a target has for this geometry, of any number of images, in float32:
+    at another precision they serve the same.
+    """
     g = geometry
     if not target.native:
         return Fits(*3 * (g.tiles.pays,))
@@ -80,9 +83,9 @@ def fits(geometry: Geometry, target: Target) -> Fits:
     y = Spec((1, g.filters, *g.out), FLOAT32)
     code, attrs = y._replace(dtype=UINT8), (_HW(*g.before), g.window)
     return Fits(
-        target.fits("conv2d_pool", x, f, [], y, code, *attrs, 1),
-        target.fits("conv2d_pool_data_gradient", f, y, code, x, *attrs),
-        target.fits("conv2d_pool_filter_gradient", x, y, code, [f], *attrs),
+        target.fits("conv2d_pool", x, f, [], y, code, *attrs, 1, 0),
+        target.fits("conv2d_pool_data_gradient", f, y, code, x, *attrs, 0),
+        target.fits("conv2d_pool_filter_gradient", x, y, code, [f], *attrs, 0),
     )
 
 
@@ -110,6 +113,7 @@ class ConvPoolOp(Fused):
     """
 
     tolerance = 1e-4
+    has_precision = True
     discrete_outputs = (1,)
     signature = Signature("*inputs", body=Instance(Body), geometry=Instance(Geometry), relu=Bool())
 
@@ -139,7 +143,8 @@ class ConvPoolOp(Fused):
 
     def scalars(self, node: Node) -> tuple[Any, ...]:
         geometry: Geometry = node.attrs["geometry"]
-        return _HW(*geometry.before), geometry.window, int(node.attrs["relu"])
+        attrs = _HW(*geometry.before), geometry.window, int(node.attrs["relu"])
+        return *attrs, precision_number(node)
 
     def lists(self, node: Node) -> tuple[int]:
         return (len(node.inputs) - 2,)
@@ -151,6 +156,7 @@ class ConvPoolGradientOp(Fused):
     """
 
     tolerance = 1e-4
+    has_precision = True
 
     def __init__(self, name: str, outputs: int = 1) -> None:
         super().__init__(name, outputs, any_dtype=(2,))
@@ -181,7 +187,7 @@ class ConvPoolGradientOp(Fused):
 
     def scalars(self, node: Node) -> tuple[Any, ...]:
         geometry: Geometry = node.attrs["geometry"]
-        return _HW(*geometry.before), geometry.window
+        return _HW(*geometry.before), geometry.window, precision_number(node)
 
 
 class ConvPoolFilterGradientOp(ConvPoolGradientOp):

@@ -1,6 +1,6 @@
 // Operators of convolution fused with bias, relu and max-pool, and of their gradients;
 // conv_pool_forward.cc and conv_pool_gradient.cc have the algorithms. Arrays are contiguous, NCHW,
-// and outputs overlap no input.
+// and outputs overlap no input. The last argument is the precision, which a CPU has one of.
 #include "cpu/conv/conv_pool.h"
 
 #include "cpu/runtime/widened.h"
@@ -14,7 +14,7 @@ void CheckBias(const char* op, const ConvPool& p, const DLArray* bias) {
 }
 
 void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLArray* y,
-                DLArray* code, Struct<HW> pad, int64_t window, int64_t relu) {
+                DLArray* code, Struct<HW> pad, int64_t window, int64_t relu, int64_t) {
   const char* op = "conv2d_pool";
   Check(op, code);
   const float *data = Input(op, x), *filter = Input(op, f), *add = nullptr;
@@ -29,7 +29,7 @@ void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLA
 }
 
 void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* code, DLArray* dx,
-                            Struct<HW> pad, int64_t window) {
+                            Struct<HW> pad, int64_t window, int64_t) {
   const char* op = "conv2d_pool_data_gradient";
   Check(op, code);
   const float *filter = Input(op, f), *gradient = Input(op, dy);
@@ -40,7 +40,7 @@ void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* 
 }
 
 void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray* code,
-                              DLArrayList* gradients, Struct<HW> pad, int64_t window) {
+                              DLArrayList* gradients, Struct<HW> pad, int64_t window, int64_t) {
   const char* op = "conv2d_pool_filter_gradient";
   if (gradients->count < 1 || gradients->count > 2) Fail("%s: expected one or two gradients", op);
   Check(op, code);
@@ -61,17 +61,18 @@ constexpr int64_t kMostChannels = 64;
 bool Fits(const ConvPool& p) { return !p.Empty() && std::max(p.conv.c, p.conv.o) <= kMostChannels; }
 
 bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLArray* y,
-                    DLArray* code, Struct<HW> before, int64_t window, int64_t) {
+                    DLArray* code, Struct<HW> before, int64_t window, int64_t, int64_t) {
   return Fits(CheckedConvPool("conv2d_pool", x, f, y, code, *before, window));
 }
 
 bool Conv2dPoolDataGradientFits(const DLArray* f, const DLArray* dy, const DLArray* code,
-                                DLArray* dx, Struct<HW> before, int64_t window) {
+                                DLArray* dx, Struct<HW> before, int64_t window, int64_t) {
   return Fits(CheckedConvPool("conv2d_pool_data_gradient", dx, f, dy, code, *before, window));
 }
 
 bool Conv2dPoolFilterGradientFits(const DLArray* x, const DLArray* dy, const DLArray* code,
-                                  DLArrayList* gradients, Struct<HW> before, int64_t window) {
+                                  DLArrayList* gradients, Struct<HW> before, int64_t window,
+                                  int64_t) {
   const char* op = "conv2d_pool_filter_gradient";
   return gradients->count >= 1 &&
          Fits(CheckedConvPool(op, x, gradients->arrays[0], dy, code, *before, window));

@@ -1,5 +1,6 @@
-// Direct convolution fused with bias, relu and max-pool, and its data gradient; math/conv_pool.h
-// has the contract, conv_pool_wgrad.cu the filter gradient.
+// Direct convolution fused with bias, relu and max-pool, and its data gradient where neither
+// conv_pool_sparse.cu nor conv_pool_tensor.cu serves it; math/conv_pool.h has the contract,
+// conv_pool_wgrad.cu the filter gradient.
 //
 // A block keeps the padded channels of one or a few images and all filters in shared memory; a
 // thread accumulates a patch of positions for some outputs in registers. Forward a patch is a
@@ -8,8 +9,11 @@
 // over threads and reduced in a fixed order. Limited by FFMA issue and by shared memory, which
 // bounds the shapes that fit.
 #include <algorithm>
+#include <iterator>
 
 #include "cuda/conv/conv_pool.cuh"
+#include "cuda/conv/conv_pool_sparse.cuh"
+#include "cuda/gemm/gemm.cuh"
 #include "cuda/runtime/widened.cuh"
 
 namespace dlsys {
@@ -18,19 +22,25 @@ namespace {
 
 constexpr int kPatch = 2;  // side of a patch of dx
 
+// Outputs of a thread of the forward kernel, and threads of a block by them.
+constexpr int kForwardOutputs[] = {1, 2, 4, 6};
+constexpr int MostThreads(int outputs) { return outputs > 2 ? kThreads : 2 * kThreads; }
+
 // A launch of either kernel: what it reads and writes, and how work is partitioned.
 struct Task {
   int images, channels, outputs;  // channels read and outputs written per image
-  int h, w, top, left;            // of the channels read; zeros above and to the left
+  Plane plane;                    // of the channels read
   int kh, kw, window;
   int out_h, out_w;             // pooled
   int down, across;             // patches
   int groups, group_blocks;     // groups of outputs per block; blocks that share all groups
   int slices;                   // of channels, among threads
   int images_per_block, tiles;  // images a block holds together; tiles of so many images
-  int pitch, filter_numel;
+  int pitch, filter_numel, biases_at;
   Frame frame;
+  Divisor of_patches, of_across, of_windows, of_width, of_window;
   bool relu;
+  bool filters_ready;  // PDL: they may be read before the predecessor ends
 
   __device__ int Patches() const { return down * across; }
   // Floats of shared memory for the filters and one image.
@@ -59,51 +69,43 @@ __device__ __forceinline__ void LoadMirrored(const Task& t, const float* f, int 
     }
 }
 
-// Max of a window and its position; with relu, 0 replaces what is below it.
-template <int kCount>
-__device__ __forceinline__ void Pool(const float (&values)[kCount], float bias, bool relu,
-                                     float* largest, uint8_t* code) {
-  float best = values[0] + bias;
-  int position = 0;
-#pragma unroll
-  for (int k = 1; k < kCount; k++) {
-    const float value = values[k] + bias;
-    const bool larger = !(value <= best) && best == best;  // NaN is larger than every other value
-    best = larger ? value : best;
-    position = larger ? k : position;
-  }
-  *largest = relu && best < 0.f ? 0.f : best;
-  *code = relu && !(best > 0.f) ? kCut : (uint8_t)position;
-}
-
 template <int kKernelW, int kSide, int kOutputs>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(MostThreads(kOutputs), 4 * kThreads / MostThreads(kOutputs))
     ConvPoolKernel(const Task t, const float* x, const float* f, const float* bias, float* y,
                    uint8_t* code) {
   float *filters = DynamicShared<float>(), *input = filters + t.filter_numel;
+  float* const biases = filters + t.biases_at;
+  if (!t.filters_ready) GridDependencySynchronize();
+  Clear(input, t.images_per_block * t.channels * t.frame.channel_pitch);
   LoadFilters(t, f, filters);
+  if (t.filters_ready) GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
+  for (int o = (int)threadIdx.x; o < t.outputs; o += (int)blockDim.x)
+    biases[o] = bias ? bias[o] : 0.f;
   for (int tile = (int)blockIdx.x; tile < t.tiles; tile += (int)gridDim.x) {
     const int64_t first = (int64_t)tile * t.images_per_block;
     const int count = (int)min((int64_t)t.images_per_block, t.images - first);
     __syncthreads();  // the previous tile has been read
-    LoadInput(x + first * t.channels * t.h * t.w, count * t.channels, t.h, t.w, t.top, t.left,
-              t.frame, input);
+    LoadPlanes<4>(x + first * t.channels * t.plane.h * t.plane.w, count * t.channels, t.plane,
+                  t.frame, input);
     __syncthreads();
-    const int patches = t.Patches(), of_group = count * patches;
-    for (int item = (int)threadIdx.x; item < t.groups * of_group; item += (int)blockDim.x) {
-      const int group = item / of_group, image = item % of_group / patches;
-      const int patch = item % patches, i = patch / t.across, j = patch - i * t.across;
+    const int patches = t.Patches(), items = t.groups * count * patches;
+    for (int item = (int)threadIdx.x; item < items; item += (int)blockDim.x) {
+      const int of_all = item / t.of_patches, patch = item - of_all * patches;
+      const int group = of_all / count, image = of_all - group * count;
+      const int i = patch / t.of_across, j = patch - i * t.across;
       float sum[kOutputs][kSide * kSide] = {};
       const float* corner =
           input + image * t.channels * t.frame.channel_pitch + (i * t.frame.pitch + j) * kSide;
       Correlate<kKernelW, kSide, kOutputs>(corner, t.channels, t.frame, t.kh, t.kw,
                                            filters + group * kOutputs, t.pitch, sum);
+      const int outputs = t.outputs - group * kOutputs;
+      const int64_t at = ((first + image) * t.outputs + group * kOutputs) * patches + patch;
 #pragma unroll
       for (int o = 0; o < kOutputs; o++) {
-        const int output = group * kOutputs + o;
-        if (output >= t.outputs) break;
-        const int64_t at = ((first + image) * t.outputs + output) * patches + patch;
-        Pool(sum[o], bias ? bias[output] : 0.f, t.relu, y + at, code + at);
+        if (o >= outputs) break;
+        Pool(sum[o], biases[group * kOutputs + o], t.relu, y + at + o * patches,
+             code + at + o * patches);
       }
     }
   }
@@ -112,24 +114,28 @@ __global__ void __launch_bounds__(kThreads)
 // Unpools dy: each element goes where its code says, into zeroed channels.
 __device__ __forceinline__ void ScatterWindows(const Task& t, const float* dy, const uint8_t* code,
                                                float* input) {
-  const int windows = t.out_h * t.out_w;
-#pragma unroll 4
-  for (int k = (int)threadIdx.x; k < t.channels * windows; k += (int)blockDim.x) {
-    const int position = code[k];
-    const float value = dy[k];
-    if (position == kCut) continue;
-    const int channel = k / windows, at = k - channel * windows;
-    const int i = at / t.out_w * t.window + position / t.window + t.top;
-    const int j = at % t.out_w * t.window + position % t.window + t.left;
-    input[channel * t.frame.channel_pitch + i * t.frame.pitch + j] = value;
+  constexpr int kAtOnce = 4;
+  const int windows = (int)t.of_windows.value, all = t.channels * windows;
+  for (int first = (int)threadIdx.x; first < all; first += kAtOnce * (int)blockDim.x) {
+    float value[kAtOnce];
+    uint8_t position[kAtOnce];
+#pragma unroll
+    for (int e = 0; e < kAtOnce; e++) {
+      const int k = first + e * (int)blockDim.x;
+      position[e] = k < all ? code[k] : kCut;
+      value[e] = k < all ? dy[k] : 0.f;
+    }
+#pragma unroll
+    for (int e = 0; e < kAtOnce; e++) {
+      if (position[e] == kCut) continue;
+      const int k = first + e * (int)blockDim.x, channel = k / t.of_windows;
+      const int at = k - channel * windows, row = at / t.of_width,
+                inner = position[e] / t.of_window;
+      const int i = row * t.window + inner + t.plane.top;
+      const int j = (at - row * t.out_w) * t.window + position[e] - inner * t.window + t.plane.left;
+      input[channel * t.frame.channel_pitch + i * t.frame.pitch + j] = value[e];
+    }
   }
-}
-
-// Zeroes whole quads; there is room behind the channels.
-__device__ __forceinline__ void Clear(float* to, int numel) {
-  const float4 zeros = make_float4(0.f, 0.f, 0.f, 0.f);
-  const int quads = CeilDiv32(numel, 4);
-  for (int k = (int)threadIdx.x; k < quads; k += (int)blockDim.x) ((float4*)to)[k] = zeros;
 }
 
 // Reduces the channel slices in a fixed order and writes dx (outputs, h, w).
@@ -146,13 +152,13 @@ __device__ __forceinline__ void ReduceSlices(const Task& t, const float* sums, i
       left += sums[s * stride + k * kPatch * items + item];
       right += sums[s * stride + (k * kPatch + 1) * items + item];
     }
-    if (output >= outputs || row >= t.h) continue;
-    float* to = dx + ((int64_t)output * t.h + row) * t.w + j;
-    if (t.w % 2 == 0) {
+    if (output >= outputs || row >= t.plane.h) continue;
+    float* to = dx + ((int64_t)output * t.plane.h + row) * t.plane.w + j;
+    if (t.plane.w % 2 == 0) {
       *(float2*)to = make_float2(left, right);
     } else {
       to[0] = left;
-      if (j + 1 < t.w) to[1] = right;
+      if (j + 1 < t.plane.w) to[1] = right;
     }
   }
 }
@@ -164,7 +170,10 @@ __global__ void __launch_bounds__(kThreads)
   float *filters = DynamicShared<float>(), *input = filters + t.filter_numel;
   const int first = (int)blockIdx.x % t.group_blocks * t.groups * kOutputs;
   const int outputs = min(t.groups * kOutputs, t.outputs - first);
+  if (!t.filters_ready) GridDependencySynchronize();
   LoadMirrored(t, f, first, outputs, filters);
+  if (t.filters_ready) GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   const int items = t.groups * t.Patches();
   const int slice = (int)threadIdx.x / items, item = (int)threadIdx.x % items;
   const int slice_channels = CeilDiv32(t.channels, t.slices), channel = slice * slice_channels;
@@ -193,7 +202,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     if (slice < t.slices)
       ReduceSlices<kOutputs>(t, input, slice, item, items, outputs,
-                             dx + (image * t.outputs + first) * t.h * t.w);
+                             dx + (image * t.outputs + first) * t.plane.h * t.plane.w);
     __syncthreads();
   }
 }
@@ -202,15 +211,16 @@ __global__ void __launch_bounds__(kThreads)
 
 // Instructions of a thread that reduces over `channels`.
 double Instructions(const Task& t, int channels, int side, int outputs) {
-  const int per_offset = side * side * outputs + CeilDiv(outputs, outputs % 4 ? 2 : 4);
+  const int per_offset = side * side * outputs + outputs / VectorWidth(outputs);
   return (double)channels * t.kh * (t.kw * per_offset + 2 * (side + t.kw) + 6);
 }
 
 // Lays out shared memory: rows padded so that threads beside and below each other read different
 // banks, or tightly packed where that does not fit.
-void LayOutShared(Task* t, int side, int option) {
-  t->pitch = PitchOf(option, t->groups);
-  t->filter_numel = (int)RoundUp((int64_t)t->channels * t->kh * t->kw * t->pitch, 4);
+void LayOutShared(Task* t, int side, int outputs) {
+  t->pitch = PitchOf(outputs, t->groups);
+  t->biases_at = t->channels * t->kh * t->kw * t->pitch;
+  t->filter_numel = (int)RoundUp(t->biases_at + t->outputs, 4);
   const int rows = t->down * side + t->kh - 1, width = t->across * side + t->kw - 1;
   const int close = (int)RoundUp(width, 2), banks = side % 2 ? 32 : 16;
   int pitch = close;
@@ -221,19 +231,20 @@ void LayOutShared(Task* t, int side, int option) {
 
 constexpr double kImpossible = 1e300;
 
-// The option of outputs per thread with the least cost; cost(option) is evaluated for it last.
-template <class Cost>
-int LeastCost(const Cost& cost) {
+// The index of the outputs per thread with the least cost; cost(outputs) is evaluated for them
+// last.
+template <size_t kCount, class Cost>
+int LeastCost(const int (&outputs)[kCount], const Cost& cost) {
   int best = 0;
-  double least = cost(0);
-  for (int k = 1; k < 3; k++) {
-    const double other = cost(k);
+  double least = cost(outputs[0]);
+  for (int k = 1; k < (int)kCount; k++) {
+    const double other = cost(outputs[k]);
     if (other < least) {
       least = other;
       best = k;
     }
   }
-  cost(best);
+  cost(outputs[best]);
   return best;
 }
 
@@ -244,17 +255,8 @@ int64_t Fitting(const char* op, int64_t numel) {
   return numel;
 }
 
-// As many blocks as are resident together, or fewer where that leaves each as many tiles.
-template <class Kernel>
-unsigned Grid(const char* op, Kernel kernel, int threads, size_t nbytes, int tiles, int device) {
-  int resident = 1;
-  Check(op, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, nbytes));
-  const int64_t concurrent = (int64_t)std::max(resident, 1) * Multiprocessors(device);
-  return (unsigned)CeilDiv(tiles, CeilDiv(tiles, concurrent));
-}
-
-int RoundUpToWarps(int items) {
-  const int waves = (int)CeilDiv(items, kThreads);
+int RoundUpToWarps(int items, int most) {
+  const int waves = (int)CeilDiv(items, most);
   return (int)RoundUp(CeilDiv(items, waves), 32);
 }
 
@@ -263,62 +265,66 @@ void LaunchForward(const char* op, const Task& t, int threads, size_t nbytes, in
                    DLStream stream, const float* x, const float* f, const float* bias, float* y,
                    uint8_t* code) {
   const auto kernel = ConvPoolKernel<kKernelW, kSide, kOutputs>;
-  Launch(op, kernel, Grid(op, kernel, threads, nbytes, t.tiles, device), threads, nbytes, stream, t,
-         x, f, bias, y, code);
+  const unsigned grid = TiledGrid(op, kernel, threads, nbytes, t.tiles, device);
+  LaunchClusters(op, kernel, grid, 1, threads, nbytes, ComputeMajor(device) >= 9, stream, t, x, f,
+                 bias, y, code);
 }
 using ForwardLauncher = decltype(&LaunchForward<3, 2, 2>);
 
-#define DLSYS_OUTPUTS(F, ...) {F<__VA_ARGS__, 2>, F<__VA_ARGS__, 4>, F<__VA_ARGS__, 6>}
-constexpr ForwardLauncher kForward[2][3][3] = {
+#define DLSYS_OUTPUTS(F, ...) \
+  {F<__VA_ARGS__, 1>, F<__VA_ARGS__, 2>, F<__VA_ARGS__, 4>, F<__VA_ARGS__, 6>}
+constexpr ForwardLauncher kForward[2][3][4] = {
     {DLSYS_OUTPUTS(LaunchForward, 3, 2), DLSYS_OUTPUTS(LaunchForward, 5, 2),
      DLSYS_OUTPUTS(LaunchForward, 7, 2)},
     {DLSYS_OUTPUTS(LaunchForward, 3, 3), DLSYS_OUTPUTS(LaunchForward, 5, 3),
      DLSYS_OUTPUTS(LaunchForward, 7, 3)}};
+#undef DLSYS_OUTPUTS
 
 Task TaskOf(const ConvPool& p) {
   Task t{};
   t.images = (int)p.conv.n;
   t.kh = (int)p.conv.kernel.h;
   t.kw = (int)p.conv.kernel.w;
-  t.h = (int)p.conv.in.h;
-  t.w = (int)p.conv.in.w;
   t.window = (int)p.window;
   t.out_h = (int)p.out.h;
   t.out_w = (int)p.out.w;
+  t.of_windows = Divisor(Size(p.out)), t.of_width = Divisor(p.out.w),
+  t.of_window = Divisor(p.window);
   return t;
 }
 
-Task ForwardTask(const ConvPool& p) {
+Task ForwardTask(const ConvPool& p, const float* x) {
   Task t = TaskOf(p);
   t.channels = (int)p.conv.c;
   t.outputs = (int)p.conv.o;
-  t.top = (int)p.conv.pad.h;
-  t.left = (int)p.conv.pad.w;
+  t.plane = Plane::Of(x, p.conv.in.h, p.conv.in.w, p.conv.pad.h, p.conv.pad.w);
   t.down = t.out_h;
   t.across = t.out_w;
+  t.of_patches = t.of_windows, t.of_across = t.of_width;
   return t;
 }
 
-// Lays out a block for an option of outputs per thread; true if shared memory holds an image.
-bool ForwardFits(Task* t, int side, int option) {
+// Lays out a block for so many outputs per thread; true if shared memory holds an image.
+bool ForwardFits(Task* t, int side, int outputs) {
   t->group_blocks = 1;
-  t->groups = (int)CeilDiv(t->outputs, kOutputsPerThread[option]);
-  LayOutShared(t, side, option);
+  t->groups = (int)CeilDiv(t->outputs, outputs);
+  LayOutShared(t, side, outputs);
   return t->Shared() <= kMaxSharedFloats;
 }
 
 bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLArray* y,
-                    DLArray* code, Struct<HW> pad, int64_t window, int64_t) {
+                    DLArray* code, Struct<HW> pad, int64_t window, int64_t, int64_t) {
   const ConvPool p = CheckedConvPool("conv2d_pool", x, f, y, code, *pad, window);
   if (p.Empty()) return false;
-  Task t = ForwardTask(p);
-  const auto fits = [&](int k) { return ForwardFits(&t, (int)window, k); };
-  return fits(0) || fits(1) || fits(2);
+  Task t = ForwardTask(p, nullptr);
+  const auto fits = [&](int outputs) { return ForwardFits(&t, (int)window, outputs); };
+  return std::any_of(std::begin(kForwardOutputs), std::end(kForwardOutputs), fits);
 }
 
 // x, f and, where there is one, bias
 void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLArray* y,
-                DLArray* code, Struct<HW> pad, int64_t window, int64_t relu, DLStream stream) {
+                DLArray* code, Struct<HW> pad, int64_t window, int64_t relu, int64_t precision,
+                DLStream stream) {
   const char* op = "conv2d_pool";
   Enter(op, y, x, f, code);
   const ConvPool p = CheckedConvPool(op, x, f, y, code, *pad, window);
@@ -328,25 +334,32 @@ void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLA
     if (Numel(bias->arrays[0]) != p.conv.o) Fail("%s: expected a bias for each filter", op);
     add = In(op, bias->arrays[0]);
   }
+  const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(y)) return;
-  Task t = ForwardTask(p);
+  const int device = y->ctx.device_id;
+  if (tensor && ConvPoolTensor(op, p, In(op, x), In(op, f), add, relu != 0, Out(op, y),
+                               Codes(op, code), device, stream))
+    return;
+  Task t = ForwardTask(p, In(op, x));
   t.relu = relu != 0;
-  const int side = (int)window, patches = t.down * t.across, device = y->ctx.device_id;
+  t.filters_ready = InputsAreReady(1, 1);
+  const int side = (int)window, patches = t.down * t.across;
   const int multiprocessors = Multiprocessors(device);
-  const int option = LeastCost([&](int k) {
-    if (!ForwardFits(&t, side, k)) return kImpossible;
-    return CostOf((double)t.images * patches * t.groups,
-                  Instructions(t, t.channels, side, kOutputsPerThread[k]), multiprocessors);
+  const int option = LeastCost(kForwardOutputs, [&](int outputs) {
+    if (!ForwardFits(&t, side, outputs)) return kImpossible;
+    return CostOf((double)t.images * patches * t.groups, Instructions(t, t.channels, side, outputs),
+                  multiprocessors);
   });
+  const int most = MostThreads(kForwardOutputs[option]);
   const int image = t.channels * t.frame.channel_pitch, items = patches * t.groups;
   t.images_per_block =
-      std::max(1, std::min({kThreads / items, t.images / (2 * multiprocessors),
+      std::max(1, std::min({most / items, t.images / (2 * multiprocessors),
                             (kMaxSharedFloats - kSlack - t.filter_numel) / std::max(image, 1)}));
   t.tiles = (int)CeilDiv(t.images, t.images_per_block);
   const int64_t numel = Fitting(op, t.filter_numel + (int64_t)t.images_per_block * image + kSlack);
   kForward[side - 2][KernelWidthIndex(t.kw)][option](
-      op, t, RoundUpToWarps(items * t.images_per_block), numel * sizeof(float), device, stream,
-      In(op, x), In(op, f), add, Out(op, y), Codes(op, code));
+      op, t, RoundUpToWarps(items * t.images_per_block, most), numel * sizeof(float), device,
+      stream, In(op, x), In(op, f), add, Out(op, y), Codes(op, code));
 }
 
 template <int kKernelW, int kOutputs>
@@ -354,14 +367,16 @@ void LaunchDataGradient(const char* op, const Task& t, int threads, size_t nbyte
                         DLStream stream, const float* f, const float* dy, const uint8_t* code,
                         float* dx) {
   const auto kernel = DataGradientKernel<kKernelW, kOutputs>;
-  const unsigned grid = Grid(op, kernel, threads, nbytes, t.images * t.group_blocks, device);
-  Launch(op, kernel, (int)RoundUp(grid, t.group_blocks), threads, nbytes, stream, t, f, dy, code,
-         dx);
+  const unsigned grid = TiledGrid(op, kernel, threads, nbytes, t.images * t.group_blocks, device);
+  LaunchClusters(op, kernel, (unsigned)RoundUp(grid, t.group_blocks), 1, threads, nbytes,
+                 ComputeMajor(device) >= 9, stream, t, f, dy, code, dx);
 }
 using DataGradientLauncher = decltype(&LaunchDataGradient<3, 2>);
-constexpr DataGradientLauncher kDataGradient[3][3] = {DLSYS_OUTPUTS(LaunchDataGradient, 3),
-                                                      DLSYS_OUTPUTS(LaunchDataGradient, 5),
-                                                      DLSYS_OUTPUTS(LaunchDataGradient, 7)};
+#define DLSYS_OUTPUTS(...)                                                 \
+  {LaunchDataGradient<__VA_ARGS__, 2>, LaunchDataGradient<__VA_ARGS__, 4>, \
+   LaunchDataGradient<__VA_ARGS__, 6>}
+constexpr DataGradientLauncher kDataGradient[3][3] = {DLSYS_OUTPUTS(3), DLSYS_OUTPUTS(5),
+                                                      DLSYS_OUTPUTS(7)};
 #undef DLSYS_OUTPUTS
 
 // Partitions `groups` groups of outputs over blocks and threads: a block takes as many as it has
@@ -375,9 +390,9 @@ void Partition(Task* t, int64_t groups) {
 }
 
 // The slices' sums reuse the memory of the channels.
-int64_t DataGradientShared(const Task& t, int option) {
+int64_t DataGradientShared(const Task& t, int outputs) {
   const int64_t items = (int64_t)t.down * t.across * t.groups;
-  const int64_t sums = t.slices * items * kOutputsPerThread[option] * kPatch * kPatch;
+  const int64_t sums = t.slices * items * outputs * kPatch * kPatch;
   return std::max(t.Shared(), t.filter_numel + sums);
 }
 
@@ -385,46 +400,61 @@ Task DataGradientTask(const ConvPool& p) {
   Task t = TaskOf(p);
   t.channels = (int)p.conv.o;
   t.outputs = (int)p.conv.c;
-  t.top = t.kh - 1 - (int)p.conv.pad.h;
-  t.left = t.kw - 1 - (int)p.conv.pad.w;
-  t.down = (int)CeilDiv(t.h, kPatch);
-  t.across = (int)CeilDiv(t.w, kPatch);
+  const HW in = p.conv.in, pad = p.conv.pad;
+  t.plane = Plane::Of(nullptr, in.h, in.w, t.kh - 1 - pad.h, t.kw - 1 - pad.w);
+  t.down = (int)CeilDiv(in.h, kPatch);
+  t.across = (int)CeilDiv(in.w, kPatch);
   return t;
 }
 
-// Lays out a block for an option of outputs per thread; true if shared memory holds an image.
-bool DataGradientFits(Task* t, int option) {
-  Partition(t, CeilDiv(t->outputs, kOutputsPerThread[option]));
-  LayOutShared(t, kPatch, option);
-  return DataGradientShared(*t, option) <= kMaxSharedFloats;
+// Lays out a block for so many outputs per thread; true if shared memory holds an image.
+bool DataGradientFits(Task* t, int outputs) {
+  Partition(t, CeilDiv(t->outputs, outputs));
+  LayOutShared(t, kPatch, outputs);
+  return DataGradientShared(*t, outputs) <= kMaxSharedFloats;
 }
 
 bool Conv2dPoolDataGradientFits(const DLArray* f, const DLArray* dy, const DLArray* code,
-                                DLArray* dx, Struct<HW> pad, int64_t window) {
+                                DLArray* dx, Struct<HW> pad, int64_t window, int64_t) {
   const ConvPool p = CheckedConvPool("conv2d_pool_data_gradient", dx, f, dy, code, *pad, window);
   if (p.Empty()) return false;
   Task t = DataGradientTask(p);
-  const auto fits = [&](int k) { return DataGradientFits(&t, k); };
-  return t.down * t.across <= kThreads && (fits(0) || fits(1) || fits(2));
+  const auto fits = [&](int outputs) { return DataGradientFits(&t, outputs); };
+  return t.down * t.across <= kThreads &&
+         std::any_of(std::begin(kOutputsPerThread), std::end(kOutputsPerThread), fits);
 }
 
 // dx (n, c, in) from f, dy and code.
 void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* code, DLArray* dx,
-                            Struct<HW> pad, int64_t window, DLStream stream) {
+                            Struct<HW> pad, int64_t window, int64_t precision, DLStream stream) {
   const char* op = "conv2d_pool_data_gradient";
   Enter(op, dx, f, dy, code);
   const ConvPool p = CheckedConvPool(op, dx, f, dy, code, *pad, window);
+  const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(dx)) return;
+  const int device = dx->ctx.device_id;
+  const auto on_tensor_cores = [&] {
+    return tensor && ConvPoolTensorDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code),
+                                                Out(op, dx), device, stream);
+  };
+  // With few images latency counts, of which tensor cores have less.
+  const bool few = p.conv.n <= 2 * Multiprocessors(device);
+  if (few && on_tensor_cores()) return;
+  if (SparseDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code), Out(op, dx), device,
+                         stream))
+    return;
+  if (!few && on_tensor_cores()) return;
   Task t = DataGradientTask(p);
-  const int patches = t.down * t.across, device = dx->ctx.device_id;
+  t.filters_ready = InputsAreReady(0, 1);
+  const int patches = t.down * t.across;
   if (patches > kThreads) Fail("%s: the H x W of %s is too large", op, ShapeText(dx).c_str());
-  const int option = LeastCost([&](int k) {
-    if (!DataGradientFits(&t, k)) return kImpossible;
+  const int option = LeastCost(kOutputsPerThread, [&](int outputs) {
+    if (!DataGradientFits(&t, outputs)) return kImpossible;
     return CostOf((double)t.images * patches * t.groups * t.group_blocks * t.slices,
-                  Instructions(t, CeilDiv(t.channels, t.slices), kPatch, kOutputsPerThread[k]),
+                  Instructions(t, CeilDiv(t.channels, t.slices), kPatch, outputs),
                   Multiprocessors(device));
   });
-  const int64_t numel = Fitting(op, DataGradientShared(t, option));
+  const int64_t numel = Fitting(op, DataGradientShared(t, kOutputsPerThread[option]));
   kDataGradient[KernelWidthIndex(t.kw)][option](
       op, t, (int)RoundUp(patches * t.groups * t.slices, 32), numel * sizeof(float), device, stream,
       In(op, f), In(op, dy), Codes(op, code), Out(op, dx));

@@ -9,6 +9,8 @@
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
+#include "cuda/conv/conv_pool_sparse.cuh"
+#include "cuda/gemm/gemm.cuh"
 #include "cuda/runtime/widened.cuh"
 
 namespace dlsys {
@@ -17,7 +19,8 @@ namespace {
 
 struct Task {
   int images, channels, outputs;
-  int h, w, top, left, kh, kw;
+  Plane plane;
+  int kh, kw;
   int out_h, out_w;          // pooled
   int bands, band;           // row bands per image; pooled rows per band
   int groups, group_blocks;  // groups of outputs per block; blocks that share all groups
@@ -27,6 +30,7 @@ struct Task {
   int pitch;                 // of a position of dy
   int x_numel, dy_numel;     // floats of shared memory
   Frame frame;
+  Divisor of_windows, of_width;  // windows of a band and of a row
 
   __device__ int Threads() const { return groups * kernel_rows; }
   // Sums that a worker leaves: filter, then bias.
@@ -40,26 +44,34 @@ struct Task {
 template <int kWindow>
 __device__ __forceinline__ void ScatterWindows(const Task& t, const float* dy, const uint8_t* code,
                                                int outputs, int rows, float* to) {
-  const int windows = rows * t.out_w, wide = t.out_w * kWindow;
-  const int quads = CeilDiv32(t.pitch, 4);
-#pragma unroll 2
-  for (int k = (int)threadIdx.x; k < quads * windows * 4; k += (int)blockDim.x) {
-    const int quad = k / 4 / windows, window = k / 4 - quad * windows, output = quad * 4 + k % 4;
-    if (output >= t.pitch) continue;
-    const int i = window / t.out_w, j = window - i * t.out_w;
-    int position = kCut;
-    float value = 0.f;
-    if (output < outputs) {
+  constexpr int kAtOnce = 4;
+  const int windows = (int)t.of_windows.value, wide = t.out_w * kWindow;
+  const int all = CeilDiv32(t.pitch, 4) * windows * 4;
+  for (int first = (int)threadIdx.x; first < all; first += kAtOnce * (int)blockDim.x) {
+    float value[kAtOnce];
+    uint8_t position[kAtOnce];
+#pragma unroll
+    for (int e = 0; e < kAtOnce; e++) {
+      const int k = first + e * (int)blockDim.x, quad = k / 4 / t.of_windows;
+      const int window = k / 4 - quad * windows, output = quad * 4 + k % 4;
       const int64_t at = (int64_t)output * t.out_h * t.out_w + window;
-      position = code[at];
-      value = dy[at];
+      const bool exists = k < all && output < outputs && window < rows * t.out_w;
+      position[e] = exists ? code[at] : kCut;
+      value[e] = exists ? dy[at] : 0.f;
     }
-    float* corner = to + (i * wide + j) * kWindow * t.pitch + output;
 #pragma unroll
-    for (int a = 0; a < kWindow; a++)
+    for (int e = 0; e < kAtOnce; e++) {
+      const int k = first + e * (int)blockDim.x, quad = k / 4 / t.of_windows;
+      const int window = k / 4 - quad * windows, output = quad * 4 + k % 4;
+      if (k >= all || output >= t.pitch || window >= rows * t.out_w) continue;
+      const int i = window / t.of_width, j = window - i * t.out_w;
+      float* corner = to + (i * wide + j) * kWindow * t.pitch + output;
 #pragma unroll
-      for (int b = 0; b < kWindow; b++)
-        corner[(a * wide + b) * t.pitch] = position == a * kWindow + b ? value : 0.f;
+      for (int a = 0; a < kWindow; a++)
+#pragma unroll
+        for (int b = 0; b < kWindow; b++)
+          corner[(a * wide + b) * t.pitch] = position[e] == a * kWindow + b ? value[e] : 0.f;
+    }
   }
 }
 
@@ -128,14 +140,21 @@ __global__ void __launch_bounds__(kThreads)
       of_bias ? ones : input + row / t.kh * t.frame.channel_pitch + row % t.kh * t.frame.pitch;
   const int down = of_bias ? 0 : t.frame.pitch, wide = t.out_w * kWindow * t.pitch;
   for (int k = (int)threadIdx.x; k < t.frame.width + kSlack; k += (int)blockDim.x) ones[k] = 1.f;
+  if (t.bands == 1) Clear(input, t.x_numel);
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   float sum[kOutputs][kKernelW] = {};
   for (int64_t unit = worker; unit < (int64_t)t.images * t.bands; unit += t.workers) {
     const int64_t image = unit / t.bands;
     const int begin = (int)(unit % t.bands) * t.band, rows = min(t.band, t.out_h - begin);
     const int64_t at = ((image * t.outputs + first) * t.out_h + begin) * t.out_w;
     __syncthreads();  // the previous unit has been read
-    LoadInput(x + image * t.channels * t.h * t.w, t.channels, t.h, t.w, t.top - begin * kWindow,
-              t.left, t.frame, input);
+    const float* planes = x + image * t.channels * t.plane.h * t.plane.w;
+    if (t.bands == 1)
+      LoadPlanes<4>(planes, t.channels, t.plane, t.frame, input);
+    else
+      LoadBand(planes, t.channels, t.plane.h, t.plane.w, t.plane.top - begin * kWindow,
+               t.plane.left, t.frame, input);
     ScatterWindows<kWindow>(t, dy + at, code + at, min(t.groups * kOutputs, t.outputs - first),
                             rows, spread);
     __syncthreads();
@@ -157,6 +176,8 @@ __global__ void ReduceWorkersKernel(const float* partial, int workers, int numel
   const int lane = (int)threadIdx.x % kSumCols, row = (int)threadIdx.x / kSumCols;
   const int col = (int)blockIdx.x * kSumCols + lane, cols = numel + biases;
   float total = 0.f;
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   if (col < cols) {
 #pragma unroll 8
     for (int k = row; k < workers; k += kSumRows) total += partial[(int64_t)k * cols + col];
@@ -173,6 +194,16 @@ __global__ void ReduceWorkersKernel(const float* partial, int workers, int numel
 }
 
 // ---- launchers ----
+
+}  // namespace
+
+void ReduceWorkers(const char* op, const float* partial, int workers, int numel, int biases,
+                   float* df, float* db, bool pdl, DLStream stream) {
+  LaunchClusters(op, ReduceWorkersKernel, (unsigned)CeilDiv(numel + biases, kSumCols), 1,
+                 kSumCols * kSumRows, 0, pdl, stream, partial, workers, numel, biases, df, db);
+}
+
+namespace {
 
 constexpr int kMaxResident = 4;  // blocks per multiprocessor: each leaves sums to be reduced
 
@@ -197,13 +228,14 @@ void Partition(Task* t, int option, int window) {
   const int64_t groups = CeilDiv(t->outputs, kOutputsPerThread[option]);
   t->group_blocks = (int)CeilDiv(groups, std::max(1, kThreads / t->kernel_rows));
   t->groups = (int)CeilDiv(groups, t->group_blocks);
-  t->pitch = PitchOf(option, t->groups);
+  t->pitch = PitchOf(kOutputsPerThread[option], t->groups);
   t->bands = 0;
   do {  // the fewest bands of rows that fit
     t->bands++;
     t->band = (int)CeilDiv(t->out_h, t->bands);
     LayOutShared(t, window, true);
   } while (Shared(*t) > kMaxSharedFloats && t->band > 1);
+  t->of_windows = Divisor((int64_t)t->band * t->out_w), t->of_width = Divisor(t->out_w);
   const Task least = *t;
   LayOutShared(t, window, false);
   if (Shared(*t) > kMaxSharedFloats) *t = least;
@@ -218,12 +250,13 @@ double Instructions(const Task& t, int option, int window) {
 }
 
 template <int kKernelW, int kWindow, int kOutputs>
-void LaunchFilterGradient(const char* op, const Task& t, int64_t numel, DLStream stream,
+void LaunchFilterGradient(const char* op, const Task& t, int64_t numel, bool pdl, DLStream stream,
                           const float* x, const float* dy, const uint8_t* code, float* partial) {
   const int threads = (int)RoundUp(t.slices * t.groups * t.kernel_rows, 32);
   const int64_t joined = (int64_t)t.slices * t.groups * t.kernel_rows * kOutputs * kKernelW;
-  Launch(op, FilterGradientKernel<kKernelW, kWindow, kOutputs>, t.workers * t.group_blocks, threads,
-         std::max(numel, joined) * sizeof(float), stream, t, x, dy, code, partial);
+  LaunchClusters(op, FilterGradientKernel<kKernelW, kWindow, kOutputs>,
+                 (unsigned)(t.workers * t.group_blocks), 1, threads,
+                 std::max(numel, joined) * sizeof(float), pdl, stream, t, x, dy, code, partial);
 }
 using Launcher = decltype(&LaunchFilterGradient<3, 2, 2>);
 
@@ -235,15 +268,12 @@ constexpr Launcher kLaunchers[2][3][3] = {
     {DLSYS_OUTPUTS(3, 3), DLSYS_OUTPUTS(5, 3), DLSYS_OUTPUTS(7, 3)}};
 #undef DLSYS_OUTPUTS
 
-Task TaskOf(const ConvPool& p) {
+Task TaskOf(const ConvPool& p, const float* x) {
   Task t{};
   t.images = (int)p.conv.n;
   t.channels = (int)p.conv.c;
   t.outputs = (int)p.conv.o;
-  t.h = (int)p.conv.in.h;
-  t.w = (int)p.conv.in.w;
-  t.top = (int)p.conv.pad.h;
-  t.left = (int)p.conv.pad.w;
+  t.plane = Plane::Of(x, p.conv.in.h, p.conv.in.w, p.conv.pad.h, p.conv.pad.w);
   t.kh = (int)p.conv.kernel.h;
   t.kw = (int)p.conv.kernel.w;
   t.out_h = (int)p.out.h;
@@ -273,12 +303,12 @@ int Choose(Task* t, int window, int multiprocessors) {
 }
 
 bool Conv2dPoolFilterGradientFits(const DLArray* x, const DLArray* dy, const DLArray* code,
-                                  DLArrayList* gradients, Struct<HW> pad, int64_t window) {
+                                  DLArrayList* gradients, Struct<HW> pad, int64_t window, int64_t) {
   const char* op = "conv2d_pool_filter_gradient";
   if (gradients->count < 1) return false;
   const ConvPool p = CheckedConvPool(op, x, gradients->arrays[0], dy, code, *pad, window);
   if (p.Empty()) return false;
-  Task t = TaskOf(p);
+  Task t = TaskOf(p, nullptr);
   const auto fits = [&](int k) {
     Partition(&t, k, (int)window);
     return Shared(t) <= kMaxSharedFloats;
@@ -289,7 +319,7 @@ bool Conv2dPoolFilterGradientFits(const DLArray* x, const DLArray* dy, const DLA
 // df (o, c, kernel) and, if wanted, db (o) from x, dy and code.
 void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray* code,
                               DLArrayList* gradients, Struct<HW> pad, int64_t window,
-                              DLStream stream) {
+                              int64_t precision, DLStream stream) {
   const char* op = "conv2d_pool_filter_gradient";
   if (gradients->count < 1 || gradients->count > 2) Fail("%s: expected one or two gradients", op);
   DLArray* df = gradients->arrays[0];
@@ -301,8 +331,15 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
     if (Numel(gradients->arrays[1]) != p.conv.o) Fail("%s: expected a bias for each filter", op);
     of_bias = Out(op, gradients->arrays[1]);
   }
+  const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(df)) return;
-  Task t = TaskOf(p);
+  if (tensor && ConvPoolTensorFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code),
+                                             of_filter, of_bias, df->ctx, stream))
+    return;
+  if (SparseFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code), of_filter, of_bias,
+                           df->ctx, stream))
+    return;
+  Task t = TaskOf(p, In(op, x));
   const int device = df->ctx.device_id, multiprocessors = Multiprocessors(device);
   const int option = t.kernel_rows > kThreads ? 0 : Choose(&t, (int)window, multiprocessors);
   if (t.kernel_rows > kThreads || Shared(t) > kMaxSharedFloats)
@@ -311,10 +348,11 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
   const int64_t max_workers = std::max<int64_t>(1, kMaxResident * multiprocessors / t.group_blocks);
   t.workers = (int)CeilDiv(units, std::max<int64_t>(1, CeilDiv(units, max_workers)));
   Scratch partial(df->ctx, (int64_t)t.workers * t.Sums() * sizeof(float), stream);
+  const bool pdl = ComputeMajor(device) >= 9;
   kLaunchers[window - 2][KernelWidthIndex(t.kw)][option](
-      op, t, Shared(t), stream, In(op, x), In(op, dy), Codes(op, code), partial.floats());
-  Launch(op, ReduceWorkersKernel, (unsigned)CeilDiv(t.Sums(), kSumCols), kSumCols * kSumRows, 0,
-         stream, partial.floats(), t.workers, t.Sums() - t.outputs, t.outputs, of_filter, of_bias);
+      op, t, Shared(t), pdl, stream, In(op, x), In(op, dy), Codes(op, code), partial.floats());
+  ReduceWorkers(op, partial.floats(), t.workers, t.Sums() - t.outputs, t.outputs, of_filter,
+                of_bias, pdl, stream);
 }
 
 DLSYS_KERNEL(cuda, conv2d_pool_filter_gradient, Conv2dPoolFilterGradient);
