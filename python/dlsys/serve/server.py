@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import DataError, DlsysError, how_to_install
 from ..runtime.device import context_of
 from .logs import Forwarding, Log
-from .repository import named_paths
+from .models.repository import named_paths
 from .service import Service
 from .settings import Settings
 
@@ -71,7 +71,7 @@ async def serve(settings: Settings, log: Log, started: Callable[[Listeners], Non
     """Serves until `stop` of the listeners, which `started` is called with when they are there;
     then answers what has begun. DlsysError where a model cannot be loaded or a port is taken.
     """
-    from .grpc_service import make_server
+    from .rpc.service import make_server
 
     _forward(log)
     service = Service(settings, log)
@@ -101,7 +101,7 @@ def _http_server(service: Service, grace: int) -> Any:
     """uvicorn with the application; `grace`: seconds for requests to end."""
     import uvicorn
 
-    from .app import make_app
+    from .rest.app import make_app
 
     class Server(uvicorn.Server):
         """uvicorn's server, which leaves signals to the service."""

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DlsysError
-from .faults import OverloadedError
-from .metrics import Counts
+from ...errors import DlsysError
+from ..faults import OverloadedError
+from ..metrics import Counts
 
 Arrays = Sequence[np.ndarray]
 Run = Callable[[list[np.ndarray]], list[np.ndarray]]

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..apps.pictures import SIDE, picture_in
-from ..data import DataDescription
-from ..data.decode import decoded_content, planes
-from ..data.folder import CHANNELS, fitted
-from ..data.mnist import MNIST
-from ..nn import Module
-from .protocol import Signature
-from .tensors import DTYPES, TensorSpec
+from ...apps.pictures import SIDE, picture_in
+from ...data import DataDescription
+from ...data.decode import decoded_content, planes
+from ...data.folder import CHANNELS, fitted
+from ...data.mnist import MNIST
+from ...nn import Module
+from ..protocol.inference import Signature
+from ..protocol.tensors import DTYPES, TensorSpec
 
 Run = Callable[[list[np.ndarray]], list[np.ndarray]]
 Read = Callable[[bytes, int], np.ndarray]

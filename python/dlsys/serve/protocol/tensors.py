@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import quoted
-from .faults import RequestError
+from ...errors import quoted
+from ..faults import RequestError
 
 # The protocol's names of dtypes. BYTES, which has no fixed size, is an output alone here.
 DTYPES = {

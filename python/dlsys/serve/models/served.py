@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DlsysError, GraphError, quoted
-from ..explain import METHODS, Explainer, Explanation
+from ...errors import DlsysError, GraphError, quoted
+from ...explain import METHODS, Explainer, Explanation
+from ..faults import RequestError
+from ..metrics import Counts
+from ..protocol.inference import InferRequest, Wanted, selected
+from ..settings import Limits
 from .batcher import Batcher, Waiting
-from .faults import RequestError
-from .metrics import Counts
 from .program import Classifier, Program
-from .protocol import InferRequest, Wanted, selected
-from .settings import Limits
 
 
 class ServedModel:

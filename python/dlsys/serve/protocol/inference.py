@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import quoted
-from .faults import RequestError
+from ...errors import quoted
+from ..faults import RequestError
 from .tensors import (
     DTYPES,
     TensorSpec,

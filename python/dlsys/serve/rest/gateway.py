@@ -13,14 +13,14 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from .faults import (
+from ..faults import (
     DeadlineError,
     RequestError,
     TooLargeError,
     TooSlowError,
 )
-from .protocol import HEADER_LENGTH, read_request, write_response
-from .service import Service
+from ..protocol.inference import HEADER_LENGTH, read_request, write_response
+from ..service import Service
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
