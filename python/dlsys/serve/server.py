@@ -23,6 +23,7 @@ from .settings import Settings
 _NEEDED = ("fastapi", "uvicorn", "grpc", "google.protobuf", "python_multipart", "PIL")
 _KEPT_ALIVE = 75  # seconds of a connection without a request
 _BACKLOG = 2048  # connections that the system holds until they are accepted
+_SHORT = 1.0  # seconds of a deadline that is kept by a timer of its own
 _GRACE = 5.0  # seconds beyond the limit of a request that the end of a service waits for
 
 
@@ -111,11 +112,22 @@ def _http_server(service: Service, grace: int) -> Any:
             yield
 
     config = uvicorn.Config(
-        make_app(service), log_config=None, access_log=False, lifespan="off", ws="none",
+        make_app(service), http=_protocol(service), log_config=None, access_log=False, lifespan="off", ws="none",
         server_header=False, proxy_headers=False, timeout_graceful_shutdown=grace,
         timeout_keep_alive=_KEPT_ALIVE,
     )  # fmt: skip
     return Server(config)
+
+
+def _protocol(service: Service) -> Any:
+    """What uvicorn makes of a connection: with the shortcut of inference where its parser is there,
+    and where deadlines are long enough for the shortcut to keep them.
+    """
+    if not _is_there("httptools") or service.settings.limits.seconds < _SHORT:
+        return "auto"
+    from .rest.connection import connection_class
+
+    return connection_class(service)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,17 +31,54 @@ HANDOVER = 1e-3  # seconds; a batch that takes longer would keep the loop from o
 _RECENT = 0.2  # the weight of the last run in the mean of recent ones
 
 
-class Waiting:
-    """A request in the queue: its arrays, and the future of its outputs."""
+class Ran(NamedTuple):
+    """A batch that ran: when it started and ended, by `time.perf_counter`, and its samples."""
 
-    __slots__ = ("inputs", "size", "key", "future", "arrived", "started", "ended", "batch")
+    started: float
+    ended: float
+    samples: int
+
+
+class Waiting:
+    """A request in the queue; a subclass says what becomes of its outputs.
+
+    inputs: arrays with samples along axis 0. key: requests whose keys are equal may run together.
+    `ran` is its batch once that has run.
+    """
+
+    __slots__ = ("inputs", "size", "key", "arrived", "ran")
+
+    def __init__(self, inputs: Arrays, size: int, key: object) -> None:
+        self.inputs, self.size, self.key = inputs, size, key
+        self.arrived = perf_counter()
+        self.ran: Ran | None = None
+
+    def answer(self, outputs: list[np.ndarray]) -> None:
+        """Takes its outputs, on the event loop."""
+        raise NotImplementedError
+
+    def fail(self, error: Exception) -> None:
+        """Takes what it failed for instead."""
+        raise NotImplementedError
+
+
+class Awaited(Waiting):
+    """A request whose outputs are the result of a future."""
+
+    __slots__ = ("future",)
 
     def __init__(self, inputs: Arrays, future: asyncio.Future[list[np.ndarray]]) -> None:
-        self.inputs, self.future = inputs, future
-        self.size = len(inputs[0]) if inputs[0].ndim else 1
-        self.key = [x.shape[1:] for x in inputs]
-        self.arrived = self.started = self.ended = time.perf_counter()
-        self.batch = 0  # samples that ran together with it
+        size = len(inputs[0]) if inputs[0].ndim else 1
+        super().__init__(inputs, size, tuple(x.shape[1:] for x in inputs))
+        self.future = future
+
+    def answer(self, outputs: list[np.ndarray]) -> None:
+        if not self.future.done():
+            self.future.set_result(outputs)
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 class Batcher:
@@ -61,119 +98,151 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dlsys-model")
         self._seconds = math.inf  # of a recent run
         self._scheduled = False  # whether a batch runs, or will in this turn of the loop
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._closed: asyncio.Future[None] | None = None  # where somebody waits for the end
 
-    def submit(self, inputs: Arrays) -> Waiting:
+    def submit(self, inputs: Arrays) -> Awaited:
         """Puts a request into the queue; its `future` gets the outputs. OverloadedError where the
         queue is full, with the seconds after which there should be room.
         """
-        if len(self._queue) >= self._most:
-            seconds = 0.0 if math.isinf(self._seconds) else self._seconds
-            batches = len(self._queue) / self._largest
-            raise OverloadedError(
-                f"{len(self._queue):,} requests wait for this model already: try again later",
-                max(1, math.ceil(batches * seconds)),
-            )
-        loop = asyncio.get_running_loop()
-        waiting = Waiting(inputs, loop.create_future())
-        self._queue.append(waiting)
-        self._counts.pending = len(self._queue)
-        if not self._scheduled:
-            self._scheduled = True
-            self._idle.clear()
-            loop.call_soon(self._next)  # behind the requests that have arrived with this one
+        waiting = Awaited(inputs, asyncio.get_running_loop().create_future())
+        self.put(waiting, asyncio.get_running_loop())
         return waiting
 
+    @property
+    def full(self) -> bool:
+        """Whether no more requests may wait."""
+        return len(self._queue) >= self._most
+
+    def put(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> None:
+        """Puts a request into the queue, as `submit`, from the loop that answers it."""
+        if len(self._queue) >= self._most:
+            self._refuse()
+        self._queue.append(waiting)
+        self._counts.pending += 1
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._next, loop)  # behind the requests that have arrived with this one
+
+    def _refuse(self) -> None:
+        seconds = 0.0 if math.isinf(self._seconds) else self._seconds
+        batches = len(self._queue) / self._largest
+        raise OverloadedError(
+            f"{len(self._queue):,} requests wait for this model already: try again later",
+            max(1, math.ceil(batches * seconds)),
+        )
+
     def withdraw(self, waiting: Waiting) -> None:
-        """Takes a request out of the queue; one that runs already is answered to nobody."""
-        waiting.future.cancel()
+        """Takes a request out of the queue; one that runs already is answered all the same."""
         if waiting in self._queue:
             self._queue.remove(waiting)
-            self._counts.pending = len(self._queue)
+            self._counts.pending -= 1
 
     async def close(self) -> None:
         """Waits until all that is in the queue has run. The thread ends with the batcher."""
-        await self._idle.wait()
+        if self._scheduled:
+            self._closed = self._closed or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._closed)
 
     # ---- a batch ----
-    def _next(self) -> None:
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts the next batch, if anybody still waits."""
         batch = self._take()
-        self._counts.pending = len(self._queue)
         if not batch:
-            self._scheduled = False
-            self._idle.set()
+            self._rest()
         elif self._seconds < HANDOVER and not self._threads:
-            self._answer(batch, self._outputs(batch))
+            self._answer(batch, self._outputs(batch), loop)
         else:
-            loop = asyncio.get_running_loop()
             running = loop.run_in_executor(self._thread, self._outputs, batch)
-            running.add_done_callback(lambda done: self._answer(batch, done.result()))
+            running.add_done_callback(lambda done: self._answer(batch, done.result(), loop))
+
+    def _rest(self) -> None:
+        """Nobody waits."""
+        self._scheduled = False
+        if self._closed is not None:
+            self._closed.set_result(None)
+            self._closed = None
 
     def _take(self) -> list[Waiting]:
         """The requests that run together: in their order, and of samples of one shape."""
-        batch: list[Waiting] = []
-        size = 0
-        while self._queue:
-            first = self._queue[0]
-            if batch and (size + first.size > self._largest or first.key != batch[0].key):
+        queue = self._queue
+        if not queue:
+            return []
+        first = queue.popleft()
+        batch, size, key = [first], first.size, first.key
+        while queue:
+            each = queue[0]
+            size += each.size
+            if size > self._largest or each.key != key:
                 break
-            batch.append(self._queue.popleft())
-            size += first.size
+            batch.append(queue.popleft())
+        self._counts.pending -= len(batch)
         return batch
 
     def _outputs(self, batch: list[Waiting]) -> list[list[np.ndarray] | Exception]:
         """The outputs of each request, or what it failed for."""
-        started = time.perf_counter()
-        samples = sum(each.size for each in batch)
+        started = perf_counter()
         found: list[list[np.ndarray] | Exception]
         try:
             if len(batch) == 1:
-                found = [self._run(list(batch[0].inputs))]
+                found = [self._run([*batch[0].inputs])]
             else:
-                joined = [np.concatenate(arrays) for arrays in zip(*(x.inputs for x in batch))]
-                found = [*_cut(self._run(joined), [each.size for each in batch])]
+                joined = [np.concatenate(arrays) for arrays in zip(*[x.inputs for x in batch])]
+                found = _cut(self._run(joined), [each.size for each in batch])
         except Exception as error:
             found = [error] if len(batch) == 1 else [self._alone(each) for each in batch]
-        ended = time.perf_counter()
+        ran = Ran(started, perf_counter(), sum([each.size for each in batch]))
         for each in batch:
-            each.started, each.ended, each.batch = started, ended, samples
+            each.ran = ran
         return found
 
     def _alone(self, waiting: Waiting) -> list[np.ndarray] | Exception:
         """The outputs of a request whose batch failed: only what is at fault shall fail."""
         try:
-            return self._run(list(waiting.inputs))
+            return self._run([*waiting.inputs])
         except Exception as error:
             return error
 
-    def _answer(self, batch: list[Waiting], found: list[list[np.ndarray] | Exception]) -> None:
+    def _answer(
+        self,
+        batch: list[Waiting],
+        found: list[list[np.ndarray] | Exception],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         """Gives each request its outputs, and starts the next batch in the next turn of the loop,
         when the requests that have come meanwhile are read.
         """
-        first = batch[0]
-        seconds = first.ended - first.started
+        ran = batch[0].ran
+        assert ran is not None, "the batch ran"
+        self._count(ran)
+        for each, outputs in zip(batch, found):
+            try:
+                if isinstance(outputs, Exception):
+                    each.fail(outputs)
+                else:
+                    each.answer(outputs)
+            except Exception as error:  # a fault of ours, which must not cost others their answers
+                loop.call_exception_handler({"message": "an answer failed", "exception": error})
+        if self._queue:
+            loop.call_soon(self._next, loop)
+        else:
+            self._rest()
+
+    def _count(self, ran: Ran) -> None:
+        seconds = ran.ended - ran.started
         recent = seconds if math.isinf(self._seconds) else self._seconds
         self._seconds = (1 - _RECENT) * recent + _RECENT * seconds
         self._counts.executions += 1
-        for each, outputs in zip(batch, found):
-            if each.future.done():
-                continue
-            if isinstance(outputs, Exception):
-                each.future.set_exception(outputs)
-            else:
-                each.future.set_result(outputs)
-        asyncio.get_running_loop().call_soon(self._next)
 
 
 def _cut(outputs: list[np.ndarray], sizes: list[int]) -> Any:
     """The outputs of each request, by the samples that each has. DlsysError where the outputs are
     not those of the batch's samples.
     """
-    if any(len(y) != sum(sizes) for y in outputs):
+    total = sum(sizes)
+    if any([len(y) != total for y in outputs]):
         raise DlsysError("the model's outputs do not have a row for each sample of a batch")
-    start = 0
+    found, start = [], 0
     for size in sizes:
-        yield [y[start : start + size] for y in outputs]
+        found.append([y[start : start + size] for y in outputs])
         start += size
+    return found
