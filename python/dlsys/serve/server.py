@@ -112,9 +112,9 @@ def _http_server(service: Service, grace: int) -> Any:
             yield
 
     config = uvicorn.Config(
-        make_app(service), http=_protocol(service), log_config=None, access_log=False, lifespan="off", ws="none",
-        server_header=False, proxy_headers=False, timeout_graceful_shutdown=grace,
-        timeout_keep_alive=_KEPT_ALIVE,
+        make_app(service), http=_protocol(service), log_config=None, access_log=False,
+        lifespan="off", ws="none", server_header=False, proxy_headers=False,
+        timeout_graceful_shutdown=grace, timeout_keep_alive=_KEPT_ALIVE,
     )  # fmt: skip
     return Server(config)
 

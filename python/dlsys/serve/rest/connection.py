@@ -42,6 +42,7 @@ class ShortcutProtocol(HttpToolsProtocol):
         self._asked: Asked | None = None  # the request that is on the shortcut
         self._held = b""  # the first part of one
         self._later = b""  # what came behind it
+        self._known: tuple[list[tuple[bytes, bytes]], bytes, bytes] = [], b"", b""
         self._last = 0.0  # when one was answered
         self._ending = False
 
@@ -107,14 +108,21 @@ class ShortcutProtocol(HttpToolsProtocol):
     def let_go(self) -> None:
         self.the_whole_way(self._taken())
 
+    def _first(self, status: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """The status line and uvicorn's own headers, which are new each second."""
+        known = self._known
+        if known[0] is not headers or known[1] is not status:
+            lines = [b"%b: %b\r\n" % pair for pair in headers]
+            self._known = known = headers, status, b"".join([status, *lines])
+        return known[2]
+
     def respond(self, status: int, fixed: bytes, identity: str, body: bytes) -> None:
         self._asked = None
         self._last = perf_counter()
         self.server_state.total_requests += 1
         end = b"\r\nconnection: close\r\n\r\n" if self._ending else b"\r\n\r\n"
-        first = [b"%b: %b\r\n" % pair for pair in self.server_state.default_headers]
-        parts = [STATUS_LINE[status], *first, fixed, identity.encode(), end, body]
-        self.transport.write(b"".join(parts))
+        first = self._first(STATUS_LINE[status], self.server_state.default_headers)
+        self.transport.write(b"".join([first, fixed, identity.encode(), end, body]))
         if self._ending:
             self.transport.close()
         elif self._later:

@@ -158,6 +158,7 @@ class Shortcut:
         self.held: set[Connection] = set()
         self._asked: set[Asked] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._answered: list[tuple[Asked, str, float, float]] = []
         self._stamped: tuple[Ran | None, str] = None, ""
 
     def ask(
@@ -182,26 +183,36 @@ class Shortcut:
         return asked
 
     def answer(self, asked: Asked, connection: Connection, outputs: list[np.ndarray]) -> None:
-        """Answers a request whose batch ran."""
+        """Answers a request whose batch ran; counts and logs it when the batch is written."""
         answering = perf_counter()
-        model, service = asked.model, self.service
+        service = self.service
         if asked.request is None:
-            fixed, body = _raw_answer(model, outputs)
+            fixed, body = _raw_answer(asked.model, outputs)
         else:
-            fixed, body = _answer(model, asked.request, outputs)
+            fixed, body = _answer(asked.model, asked.request, outputs)
         identity = service.request_id(asked.route.identity)
         self._asked.discard(asked)
         service.active -= 1
         connection.respond(200, fixed, identity, body)
-        now = perf_counter()
-        model.count(asked)
-        counts = model.counts
-        counts.input_seconds += asked.arrived - asked.began
-        counts.output_seconds += now - answering
-        counts.request_seconds += now - asked.began
-        counts.success += 1
-        if service.log.requests:
-            service.log.lines(self._line(asked, identity, now))
+        if not self._answered:
+            asyncio.get_running_loop().call_soon(self._book)
+        self._answered.append((asked, identity, answering, perf_counter()))
+
+    def _book(self) -> None:
+        """Counts and logs what was answered."""
+        answered, self._answered = self._answered, []
+        is_logged, lines = self.service.log.requests, []
+        for asked, identity, answering, now in answered:
+            counts = asked.model.counts
+            counts.input_seconds += asked.arrived - asked.began
+            counts.output_seconds += now - answering
+            counts.request_seconds += now - asked.began
+            counts.success += 1
+            asked.model.count(asked)
+            if is_logged:
+                lines.append(self._line(asked, identity, now))
+        if lines:
+            self.service.log.lines("".join(lines))
 
     def _line(self, asked: Asked, identity: str, now: float) -> str:
         """The line of the log, as `Log.request` writes it."""
