@@ -62,9 +62,10 @@ class Program:
 
 
 def buckets_of(largest: int) -> tuple[int, ...]:
-    """The batches that are planned: powers of two, and the largest."""
-    powers = (1 << k for k in range(largest.bit_length()))
-    return tuple(sorted({*powers, largest}))
+    """The batches that are planned: powers of two, one between each two, and the largest."""
+    powers = [1 << k for k in range(largest.bit_length())]
+    between = [3 << k for k in range(largest.bit_length()) if 3 << k < largest]
+    return tuple(sorted({*powers, *between, largest}))
 
 
 def warm(run: Run, inputs: Sequence[TensorSpec], largest: int) -> None:
