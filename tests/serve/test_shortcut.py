@@ -43,14 +43,14 @@ def shortcuts() -> Iterator[list[bool]]:
     from dlsys.serve.rest.shortcut import Shortcut
 
     taken: list[bool] = []
-    ask = Shortcut.ask
+    read = Shortcut.read
 
     def noted(self: Any, *arguments: Any) -> Any:
-        found = ask(self, *arguments)
+        found = read(self, *arguments)
         taken.append(found is not None)
         return found
 
-    with mock.patch.object(Shortcut, "ask", noted):
+    with mock.patch.object(Shortcut, "read", noted):
         yield taken
 
 

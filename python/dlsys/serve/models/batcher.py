@@ -113,15 +113,20 @@ class Batcher:
         """Whether no more requests may wait."""
         return len(self._queue) >= self._most
 
-    def put(self, waiting: Waiting, loop: asyncio.AbstractEventLoop) -> None:
-        """Puts a request into the queue, as `submit`, from the loop that answers it."""
+    def put(self, waiting: Waiting, loop: asyncio.AbstractEventLoop, alone: bool = False) -> None:
+        """Puts a request into the queue, as `submit`, from the loop that answers it. alone: whether
+        nobody can have asked with it, so that it need not wait for the end of the loop's turn.
+        """
         if len(self._queue) >= self._most:
             self._refuse()
         self._queue.append(waiting)
         self._counts.pending += 1
         if not self._scheduled:
             self._scheduled = True
-            loop.call_soon(self._next, loop)  # behind the requests that have arrived with this one
+            if alone:
+                self._next(loop)
+            else:
+                loop.call_soon(self._next, loop)  # behind those that have arrived with this one
 
     def _refuse(self) -> None:
         seconds = 0.0 if math.isinf(self._seconds) else self._seconds

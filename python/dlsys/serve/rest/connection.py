@@ -87,8 +87,9 @@ class ShortcutProtocol(HttpToolsProtocol):
         route = self._route
         if route is not None and data.startswith(route.head) and self._between():
             if len(data) == route.size and not self.flow.write_paused:
-                self._asked = self._shortcut.ask(self, route, data, self.loop)
-                if self._asked is not None:
+                self._asked = asked = self._shortcut.read(self, route, data)
+                if asked is not None:
+                    self._shortcut.ask(asked, self.loop, len(self.connections) == 1)
                     return
             elif len(data) < route.size <= _LONGEST:
                 self._hold(data)

@@ -161,26 +161,26 @@ class Shortcut:
         self._answered: list[tuple[Asked, str, float, float]] = []
         self._stamped: tuple[Ran | None, str] = None, ""
 
-    def ask(
-        self, connection: Connection, route: Route, data: bytes, loop: asyncio.AbstractEventLoop
-    ) -> Asked | None:
-        """Puts a request into its model's queue; None for one that has to go the whole way."""
+    def read(self, connection: Connection, route: Route, data: bytes) -> Asked | None:
+        """A request from its bytes; None for one that has to go the whole way."""
         service = self.service
         if service.active >= service.settings.limits.requests:
             return None
         try:
             model = service.repository.find(route.name, route.version)
             asked = Asked(self, connection, route, model, data)
-            if asked.request is not None and asked.request.timeout is not None:
-                return None
-            model.batcher.put(asked, loop)
         except RequestError:
             return None
-        service.active += 1
+        is_timed = asked.request is not None and asked.request.timeout is not None
+        return None if is_timed or model.batcher.full else asked
+
+    def ask(self, asked: Asked, loop: asyncio.AbstractEventLoop, alone: bool) -> None:
+        """Puts a request into its model's queue. alone: whether no other can come with it."""
+        self.service.active += 1
         self._asked.add(asked)
         if self._timer is None:
             self.watch(loop)
-        return asked
+        asked.model.batcher.put(asked, loop, alone)
 
     def answer(self, asked: Asked, connection: Connection, outputs: list[np.ndarray]) -> None:
         """Answers a request whose batch ran; counts and logs it when the batch is written."""
