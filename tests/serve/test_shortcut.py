@@ -108,6 +108,17 @@ class Alike(Serving):
                 ids = {answer.headers["x-request-id"] for answer in (first, *others)}
                 self.assertEqual(len(ids), 1 if name == "own id" else 3)
 
+    def test_heads_that_differ_in_lengths_and_ids(self) -> None:
+        with shortcuts() as taken, Wire(self.server.port) as wire:
+            for count in (1, 3, 2, 64, 1):
+                data = post_bytes(INFER, as_json(digit_images(count)), X_Request_Id=f"id {count}")
+                answer = wire.ask(data)
+                self.assertEqual(answer.headers["x-request-id"], f"id {count}")
+                self.assertEqual(answer.json["outputs"][0]["shape"], [count, 10])
+            self.assertEqual(taken, [True] * 3)  # 64 are too long to be held until all is there
+            data = post_bytes(INFER, bytes(300_001), X_Request_Id="large")
+            self.assertEqual(wire.ask(data).status, 413)
+
     def test_they_are_the_answers_of_the_network(self) -> None:
         images = digit_images(32, seed=2)
         wanted = probabilities(self.model, images)

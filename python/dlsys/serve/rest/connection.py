@@ -85,7 +85,13 @@ class ShortcutProtocol(HttpToolsProtocol):
         if self._head is not None:
             self._learn(self._head)
         route = self._route
-        if route is not None and data.startswith(route.head) and self._between():
+        if route is not None and self._between():
+            if not data.startswith(route.head):
+                route = route.form.route(data)
+                self._route = route or self._route
+        else:
+            route = None
+        if route is not None:
             if len(data) == route.size and not self.flow.write_paused:
                 self._asked = asked = self._shortcut.read(self, route, data)
                 if asked is not None:

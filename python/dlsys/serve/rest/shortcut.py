@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,7 +26,6 @@ from ..protocol.inference import (
     HEADER_LENGTH,
     InferRequest,
     Wanted,
-    json_length,
     raw_shape,
     read_request,
     selected,
@@ -39,26 +39,51 @@ PERIOD = 0.1  # seconds: how exactly deadlines are kept here
 _LENGTH = HEADER_LENGTH.encode()
 # Headers that ask for more than the shortcut does; of a connection, only that it stays.
 _SPECIAL = {b"transfer-encoding", b"expect", b"upgrade", b"content-encoding"}
+# Headers whose values may be others in a head that repeats: they are read, or mean nothing here.
+_OPEN = {
+    b"content-length": rb"(?P<length>\d{1,12})",
+    _LENGTH: rb"(?P<json>\d{1,12})",
+    b"x-request-id": rb"(?P<id>[!-~](?:[ -~]{0,126}[!-~])?)",
+    b"traceparent": rb"[!-~]*",
+}
 _MOST_SHAPES = 64  # of a model's answers whose fixed parts are kept
 
 
-class Route:
-    """Requests with one head: the bytes of the request line and the headers.
+class Form(NamedTuple):
+    """Heads that are alike, as a pattern that matches each of them, and what they ask for.
 
-    scope: what uvicorn made of it. name, version: the model that is asked.
+    name, version: the model. path: as the log has it. most: bytes of a body.
     """
 
-    def __init__(self, head: bytes, scope: Any, name: str, version: str) -> None:
-        headers = dict(scope["headers"])
-        self.head, self.start = head, len(head)
-        self.length = int(headers[b"content-length"])
+    pattern: re.Pattern[bytes]
+    name: str
+    version: str
+    path: str
+    most: int
+
+    def route(self, data: bytes) -> Route | None:
+        """That of the request that these bytes begin; None where its head is another."""
+        found = self.pattern.match(data)
+        if found is None or int(found["length"]) > self.most:
+            return None
+        return Route(self, found)
+
+
+class Route:
+    """Requests with one head. form: what heads like it mean. found: the head, by its pattern.
+
+    `head` and `size` are the bytes up to the body, and how many there are with the body.
+    """
+
+    def __init__(self, form: Form, found: re.Match[bytes]) -> None:
+        self.form = form
+        self.head, self.start = found[0], found.end()
+        values = found.groupdict()
+        self.length = int(values["length"])
         self.size = self.start + self.length
-        self.name, self.version, self.path = name, version, json.dumps(scope["path"])
-        given = headers.get(b"x-request-id")
-        self.identity = None if given is None else given.decode("latin-1")
-        text = headers.get(_LENGTH)
-        self._json = None if text is None else text.decode("latin-1")
-        self._is_raw = self._json is not None and not json_length(self._json, self.length)
+        self.identity = values["id"].decode() if "id" in values else None
+        self._json = values["json"].decode() if "json" in values else None
+        self._is_raw = self._json is not None and not int(self._json)
         self._model: ServedModel | None = None
         self._spec: TensorSpec | None = None
         self._shape: tuple[int, ...] = ()
@@ -84,21 +109,35 @@ class Route:
 def route_of(head: bytes, scope: Any, service: Service) -> Route | None:
     """The route of a head whose request was answered; None where that was no inference, or the head
     asks for more than its answer.
+
+    scope: what uvicorn made of it.
     """
     address = scope["state"].get(INFERRED)
-    names = [name for name, _ in scope["headers"]]
+    values = dict(scope["headers"])
     special = _SPECIAL | {b"origin"} if service.settings.origins else _SPECIAL
-    if address is None or len({*names}) < len(names) or special.intersection(names):
+    stays = values.get(b"connection", b"keep-alive").lower() == b"keep-alive"
+    if address is None or not stays or scope["http_version"] != "1.1":
         return None
-    # Nothing before the request line, and lines that end as everybody reads them.
-    lines = len(names) + 2
-    if not head.startswith(b"POST /") or not head.count(b"\r\n") == head.count(b"\n") == lines:
+    if special & {*values} or b"content-length" not in values:
         return None
-    headers = dict(scope["headers"])
-    stays = headers.get(b"connection", b"keep-alive").lower() == b"keep-alive"
-    if not stays or b"content-length" not in headers or scope["http_version"] != "1.1":
+    first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    # Nothing before the request line, no header twice, and lines that end as everybody reads them.
+    is_plain = first.startswith(b"POST /") and head.count(b"\n") == len(lines) + 2
+    if not is_plain or not len(lines) == len(values) == len(scope["headers"]):
         return None
-    return Route(head, scope, *address)
+    pattern = re.compile(b"\r\n".join([re.escape(first), *map(_pattern, lines), b"\r\n"]))
+    name, version = address
+    path, most = json.dumps(scope["path"]), service.settings.limits.body
+    return Form(pattern, name, version, path, most).route(head)
+
+
+def _pattern(line: bytes) -> bytes:
+    """What matches the same header: with any value where that may be another."""
+    name, sign, value = line.partition(b":")
+    if name.lower() not in _OPEN:
+        return re.escape(line)
+    space = value[: len(value) - len(value.lstrip(b" \t"))]
+    return re.escape(name + sign + space) + _OPEN[name.lower()]
 
 
 class Asked(Waiting):
@@ -167,7 +206,7 @@ class Shortcut:
         if service.active >= service.settings.limits.requests:
             return None
         try:
-            model = service.repository.find(route.name, route.version)
+            model = service.repository.find(route.form.name, route.form.version)
             asked = Asked(self, connection, route, model, data)
         except RequestError:
             return None
@@ -223,7 +262,7 @@ class Shortcut:
         name = identity if route.identity is None else json.dumps(identity)[1:-1]
         return (
             f'{{"time": "{self._stamped[1]}", "level": "info", "event": "request", "id": "{name}", '
-            f'"method": "POST", "path": {route.path}, "status": 200, '
+            f'"method": "POST", "path": {route.form.path}, "status": 200, '
             f'"ms": {1e3 * (now - asked.began):.3f}, "model": "{model.name}", '
             f'"version": "{model.version}", "batch": {ran.samples}, '
             f'"queue_ms": {1e3 * (ran.started - asked.arrived):.3f}, '
@@ -246,7 +285,7 @@ class Shortcut:
         asked.model.counts.failures["CANCELED"] += 1
         identity = self.service.request_id(asked.route.identity)
         ms = round(1e3 * (perf_counter() - asked.began), 3)
-        path = json.loads(asked.route.path)
+        path = json.loads(asked.route.form.path)
         self.service.log.request(id=identity, method="POST", path=path, status=status, ms=ms)
         return connection, identity
 
