@@ -26,9 +26,15 @@ from ..metrics import Counts
 
 Arrays = Sequence[np.ndarray]
 Run = Callable[[list[np.ndarray]], list[np.ndarray]]
+Key = tuple[tuple[int, ...], ...]
 
 HANDOVER = 1e-3  # seconds; a batch that takes longer would keep the loop from others' requests
 _RECENT = 0.2  # the weight of the last run in the mean of recent ones
+
+
+def batched(inputs: Arrays) -> tuple[int, Key]:
+    """The samples of arrays, and the key that those which can be joined have in common."""
+    return len(inputs[0]) if inputs[0].ndim else 1, tuple([x.shape[1:] for x in inputs])
 
 
 class Ran(NamedTuple):
@@ -42,16 +48,16 @@ class Ran(NamedTuple):
 class Waiting:
     """A request in the queue; a subclass says what becomes of its outputs.
 
-    inputs: arrays with samples along axis 0. key: requests whose keys are equal may run together.
-    `ran` is its batch once that has run.
+    `inputs` are arrays with `size` samples along axis 0; requests whose `key` is equal may run
+    together. `arrived` is when it was made, `ran` its batch once that has run.
     """
 
     __slots__ = ("inputs", "size", "key", "arrived", "ran")
-
-    def __init__(self, inputs: Arrays, size: int, key: object) -> None:
-        self.inputs, self.size, self.key = inputs, size, key
-        self.arrived = perf_counter()
-        self.ran: Ran | None = None
+    inputs: Arrays
+    size: int
+    key: Key
+    arrived: float
+    ran: Ran | None
 
     def answer(self, outputs: list[np.ndarray]) -> None:
         """Takes its outputs, on the event loop."""
@@ -68,8 +74,8 @@ class Awaited(Waiting):
     __slots__ = ("future",)
 
     def __init__(self, inputs: Arrays, future: asyncio.Future[list[np.ndarray]]) -> None:
-        size = len(inputs[0]) if inputs[0].ndim else 1
-        super().__init__(inputs, size, tuple(x.shape[1:] for x in inputs))
+        self.inputs, (self.size, self.key) = inputs, batched(inputs)
+        self.arrived, self.ran = perf_counter(), None
         self.future = future
 
     def answer(self, outputs: list[np.ndarray]) -> None:

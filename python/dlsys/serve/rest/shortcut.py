@@ -20,7 +20,7 @@ import numpy as np
 
 from ..faults import DeadlineError, RequestError
 from ..logs import stamp
-from ..models.batcher import Ran, Waiting
+from ..models.batcher import Key, Ran, Waiting, batched
 from ..models.served import ServedModel
 from ..protocol.inference import (
     HEADER_LENGTH,
@@ -46,6 +46,7 @@ _OPEN = {
     b"x-request-id": rb"(?P<id>[!-~](?:[ -~]{0,126}[!-~])?)",
     b"traceparent": rb"[!-~]*",
 }
+Read = tuple[list[np.ndarray], int, Key, InferRequest | None]
 _MOST_SHAPES = 64  # of a model's answers whose fixed parts are kept
 
 
@@ -87,23 +88,26 @@ class Route:
         self._model: ServedModel | None = None
         self._spec: TensorSpec | None = None
         self._shape: tuple[int, ...] = ()
+        self._key: Key = ()
 
-    def read(self, model: ServedModel, data: bytes) -> tuple[list[np.ndarray], InferRequest | None]:
-        """The inputs of a request, and what it asks for: None is all outputs, binary. RequestError
-        for one that is at fault.
+    def read(self, model: ServedModel, data: bytes) -> Read:
+        """The inputs of a request, their samples and key as a batch has them, and what is asked
+        for: None is all outputs, binary. RequestError for a request that is at fault.
         """
         if not self._is_raw:
             request = read_request(data[self.start :], self._json, model.program.signature)
             model.check(request.inputs)
-            return request.inputs, request
+            return request.inputs, *batched(request.inputs), request
         if self._model is not model:
             self._spec, self._shape = raw_shape(self.length, model.program.signature)
-            self._model = model
+            self._model, self._key = model, (self._shape[1:],)
         spec, shape = self._spec, self._shape
         assert spec is not None, "it was set with the model"
         if spec.datatype == "UINT8":  # which has neither an alignment nor values that are none
-            return [np.ndarray(shape, np.uint8, data, self.start)], None
-        return [from_bytes(spec, shape, data[self.start :])], None
+            array = np.ndarray(shape, np.uint8, data, self.start)
+        else:
+            array = from_bytes(spec, shape, data[self.start :])
+        return [array], shape[0], self._key, None
 
 
 def route_of(head: bytes, scope: Any, service: Service) -> Route | None:
@@ -161,9 +165,9 @@ class Asked(Waiting):
         self.began = perf_counter()
         self.shortcut, self.route, self.model, self.data = shortcut, route, model, data
         self.connection: Connection | None = connection
-        inputs, self.request = route.read(model, data)
-        key = tuple([x.shape[1:] for x in inputs])
-        super().__init__(inputs, len(inputs[0]) if inputs[0].ndim else 1, key)
+        self.inputs, self.size, self.key, self.request = route.read(model, data)
+        self.ran = None
+        self.arrived = perf_counter()
 
     def answer(self, outputs: list[np.ndarray]) -> None:
         if self.connection is not None:
