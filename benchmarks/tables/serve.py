@@ -51,6 +51,24 @@ def _share(record: dict[str, Any], name: str, clients: str) -> str:
     return f"{record['share_of_bare'][name][clients]:.2f} ×" if name != "bare" else "1"
 
 
+def layers(results: Results) -> str:
+    """A row a layer, a column a count of clients."""
+    record = results.read("serve")["layers"]
+    us = record["us"]
+    what = {
+        "uvicorn": "uvicorn and an endpoint with a constant answer",
+        "shortcut": "dlsys.serve, a head that repeats, without the model",
+        "whole way": "dlsys.serve, through uvicorn's parser and the gateway, without the model",
+        "model": "LeNet-5, its batch run on the CPU device",
+    }
+    clients = [*us["model"]]
+    body = [[what[name], *(f"{us[name][n]:.1f}" for n in clients)] for name in what]
+    body.append(
+        ["both ends of the connection in the kernel and uvloop", *[f"{us['echo']:.1f}"] * 3]
+    )
+    return f"{rows(['µs a request', *clients], body)}\n\n{source(record)}"
+
+
 def withstood(results: Results) -> str:
     """A row a proof."""
     proofs = results.read("serve")["proofs"]

@@ -247,6 +247,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "sanitizers": reliability.sanitizers,
     "soak": reliability.soak,
     "services": serve.services,
+    "layers": serve.layers,
     "withstood": serve.withstood,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib.util
 import logging
 import signal
@@ -154,6 +155,7 @@ def run(settings: Settings, log: Log | None = None) -> None:
     log = log or Log(requests=settings.log_requests)
 
     def started(listeners: Listeners) -> None:
+        gc.freeze()  # models and modules stay: the collector need not look at them again and again
         loop = asyncio.get_running_loop()
         tasks = set()
 
