@@ -28,22 +28,34 @@ def bare() -> Any:
     return app
 
 
+class Session:
+    """The ONNX file that SERVED_ONNX names, on one thread of ONNX Runtime."""
+
+    def __init__(self) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(os.environ["SERVED_ONNX"], options)
+        self._name = self._session.get_inputs()[0].name
+
+    def probabilities(self, pixels: np.ndarray) -> np.ndarray:
+        """Of each class (n, classes), for pixels (n, 1, 28, 28) uint8."""
+        (logits,) = self._session.run(None, {self._name: pixels.astype(np.float32) / 255})
+        grown = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return grown / grown.sum(axis=1, keepdims=True)
+
+
 def plain() -> Any:
-    """FastAPI with the ONNX file that SERVED_ONNX names, on one thread."""
-    import onnxruntime
+    """FastAPI with a run for each request."""
     from fastapi import FastAPI, Request, Response
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(os.environ["SERVED_ONNX"], options)
-    name = session.get_inputs()[0].name
+    session = Session()
     app = FastAPI()
 
     async def infer(request: Request) -> Response:
         pixels = np.frombuffer(await request.body(), np.uint8).reshape(-1, 1, 28, 28)
-        (logits,) = session.run(None, {name: pixels.astype(np.float32) / 255})
-        grown = np.exp(logits - logits.max(axis=1, keepdims=True))
-        found = grown / grown.sum(axis=1, keepdims=True)
+        found = session.probabilities(pixels)
         return Response(found.tobytes(), media_type="application/octet-stream")
 
     infer.__annotations__ = {"request": Request, "return": Response}  # which were texts till here

@@ -1,5 +1,5 @@
-"""Writes the tables of docs/performance.md, reliability.md and scale.md, and the README's figures,
-from the JSON in results/.
+"""Writes the tables of docs/performance.md, reliability.md, scale.md and serve.md, and the README's
+figures, from the JSON in results/.
 
     python benchmarks table [--results FOLDER]
 
@@ -27,13 +27,17 @@ from tables import (
     overlap,
     reliability,
     scale,
+    serve,
 )
 from tables.gpu import Results, rows, source
 
 HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parent
 FILES = (
-    *(ROOT / "docs" / name for name in ("performance.md", "reliability.md", "scale.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("performance.md", "reliability.md", "scale.md", "serve.md")
+    ),
     *(ROOT / "docs" / "learn" / name for name in ("gemm.md", "conv.md", "attention.md")),
     ROOT / "README.md",
 )
@@ -242,6 +246,9 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "attacks": reliability.attacks,
     "sanitizers": reliability.sanitizers,
     "soak": reliability.soak,
+    "services": serve.services,
+    "layers": serve.layers,
+    "withstood": serve.withstood,
 }
 
 

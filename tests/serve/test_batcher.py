@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from dlsys.errors import DlsysError
-from dlsys.serve.batcher import HANDOVER, Batcher
 from dlsys.serve.faults import OverloadedError
 from dlsys.serve.metrics import Counts
+from dlsys.serve.models.batcher import HANDOVER, Batcher
 
 
 class Slow:

@@ -27,7 +27,7 @@ class Grpc(Serving):
         """The response of a method."""
         import grpc
 
-        from dlsys.serve.messages import SERVICE, messages
+        from dlsys.serve.rpc.messages import SERVICE, messages
 
         found = messages()
         with grpc.insecure_channel(f"127.0.0.1:{self.server.grpc_port}") as channel:
@@ -112,7 +112,7 @@ class Messages(unittest.TestCase):
         """Names, numbers, types and labels of every field that both sides have."""
         from tritonclient.grpc import service_pb2
 
-        from dlsys.serve.messages import messages
+        from dlsys.serve.rpc.messages import messages
 
         def fields(message: Any) -> dict[str, tuple[Any, ...]]:
             return {

@@ -440,7 +440,7 @@ def held(server: Server) -> tuple[threading.Event, threading.Event]:
     """Lets the model of a server run only when the second event is set; the first tells that a
     batch has begun.
     """
-    batcher: Any = server.listeners.service.repository.find("digits")._batcher
+    batcher: Any = server.listeners.service.repository.find("digits").batcher
     run, begun, go = batcher._run, threading.Event(), threading.Event()
 
     def slow(inputs: list[np.ndarray]) -> list[np.ndarray]:

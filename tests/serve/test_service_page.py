@@ -16,7 +16,7 @@ DONE = "document.querySelectorAll('#bars li').length === 5 && !busy"
 
 class Page(unittest.TestCase):
     def test_it_needs_nothing_from_elsewhere(self) -> None:
-        text = resources.files("dlsys.serve").joinpath("page.html").read_text("utf-8")
+        text = resources.files("dlsys.serve.rest").joinpath("page.html").read_text("utf-8")
         self.assertEqual(re.findall(r"(?:https?:)?//\w[^\s\"']*\.\w+", text), [])
         self.assertNotRegex(text, r"<script src|<link rel=\"stylesheet|@import|url\(")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import socket
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,6 +80,58 @@ def request(
         return Answer(response.status, found, response.read())
     finally:
         connection.close()
+
+
+class Wire:
+    """A connection that stays open, written and read as bytes."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), 30)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._file = self.socket.makefile("rb")
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends it; the server sees that."""
+        self._file.close()
+        self.socket.close()
+
+    def send(self, *parts: bytes) -> None:
+        """Sends bytes, each part on its own."""
+        for k, part in enumerate(parts):
+            if k:
+                time.sleep(0.01)
+            self.socket.sendall(part)
+
+    def read(self) -> Answer:
+        """The next answer, with its headers in order. ConnectionError at the end."""
+        line = self._file.readline()
+        if not line:
+            raise ConnectionError("the server closed the connection")
+        headers = {}
+        while text := self._file.readline().strip().decode("latin-1"):
+            name, _, value = text.partition(": ")
+            headers[name] = value
+        return Answer(
+            int(line.split()[1]), headers, self._file.read(int(headers["content-length"]))
+        )
+
+    def ask(self, *parts: bytes) -> Answer:
+        """The answer to one request."""
+        self.send(*parts)
+        return self.read()
+
+
+def post_bytes(path: str, body: bytes, **headers: str) -> bytes:
+    """A POST as it is on the wire; `_` in names of headers is `-`."""
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def form(content: bytes, name: str = "file") -> tuple[bytes, dict[str, str]]:

@@ -12,7 +12,7 @@ from ..apps.devices import add_device
 from ..apps.usage import Parser, not_negative, path, positive
 from ..errors import DataError, DlsysError
 from ..runtime import device
-from .repository import named_paths
+from .models.repository import named_paths
 from .server import run
 from .settings import Limits, Settings
 

@@ -37,7 +37,11 @@ class Log:
         """
         if not self.requests:
             return
-        self._lines.append(_line("request", "info", fields))
+        self.lines(_line("request", "info", fields))
+
+    def lines(self, text: str) -> None:
+        """Writes lines of requests that are JSON already, together with others as `request`."""
+        self._lines.append(text)
         if len(self._lines) == 1:
             asyncio.get_running_loop().call_later(_TOGETHER, self.flush)
 
@@ -55,9 +59,13 @@ class Log:
 
 
 def _line(event: str, level: str, fields: dict[str, Any]) -> str:
-    now = time.time()
-    row = {"time": f"{_second(int(now))}.{int(now % 1 * 1e6):06d}Z", "level": level, "event": event}
+    row = {"time": stamp(time.time()), "level": level, "event": event}
     return json.dumps(row | fields, default=str) + "\n"
+
+
+def stamp(now: float) -> str:
+    """A time of the clock as lines have it."""
+    return f"{_second(int(now))}.{int(now % 1 * 1e6):06d}Z"
 
 
 @lru_cache(maxsize=1)

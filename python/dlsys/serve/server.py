@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib.util
 import logging
 import signal
@@ -16,13 +17,14 @@ from typing import Any
 from ..errors import DataError, DlsysError, how_to_install
 from ..runtime.device import context_of
 from .logs import Forwarding, Log
-from .repository import named_paths
+from .models.repository import named_paths
 from .service import Service
 from .settings import Settings
 
 _NEEDED = ("fastapi", "uvicorn", "grpc", "google.protobuf", "python_multipart", "PIL")
 _KEPT_ALIVE = 75  # seconds of a connection without a request
 _BACKLOG = 2048  # connections that the system holds until they are accepted
+_SHORT = 1.0  # seconds of a deadline that is kept by a timer of its own
 _GRACE = 5.0  # seconds beyond the limit of a request that the end of a service waits for
 
 
@@ -71,7 +73,7 @@ async def serve(settings: Settings, log: Log, started: Callable[[Listeners], Non
     """Serves until `stop` of the listeners, which `started` is called with when they are there;
     then answers what has begun. DlsysError where a model cannot be loaded or a port is taken.
     """
-    from .grpc_service import make_server
+    from .rpc.service import make_server
 
     _forward(log)
     service = Service(settings, log)
@@ -101,7 +103,7 @@ def _http_server(service: Service, grace: int) -> Any:
     """uvicorn with the application; `grace`: seconds for requests to end."""
     import uvicorn
 
-    from .app import make_app
+    from .rest.app import make_app
 
     class Server(uvicorn.Server):
         """uvicorn's server, which leaves signals to the service."""
@@ -111,11 +113,22 @@ def _http_server(service: Service, grace: int) -> Any:
             yield
 
     config = uvicorn.Config(
-        make_app(service), log_config=None, access_log=False, lifespan="off", ws="none",
-        server_header=False, proxy_headers=False, timeout_graceful_shutdown=grace,
-        timeout_keep_alive=_KEPT_ALIVE,
+        make_app(service), http=_protocol(service), log_config=None, access_log=False,
+        lifespan="off", ws="none", server_header=False, proxy_headers=False,
+        timeout_graceful_shutdown=grace, timeout_keep_alive=_KEPT_ALIVE,
     )  # fmt: skip
     return Server(config)
+
+
+def _protocol(service: Service) -> Any:
+    """What uvicorn makes of a connection: with the shortcut of inference where its parser is there,
+    and where deadlines are long enough for the shortcut to keep them.
+    """
+    if not _is_there("httptools") or service.settings.limits.seconds < _SHORT:
+        return "auto"
+    from .rest.connection import connection_class
+
+    return connection_class(service)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -142,6 +155,7 @@ def run(settings: Settings, log: Log | None = None) -> None:
     log = log or Log(requests=settings.log_requests)
 
     def started(listeners: Listeners) -> None:
+        gc.freeze()  # models and modules stay: the collector need not look at them again and again
         loop = asyncio.get_running_loop()
         tasks = set()
 

@@ -8,8 +8,8 @@ import os
 
 from .faults import OverloadedError, UnauthorizedError
 from .logs import Log
-from .model import ServedModel
-from .repository import Repository
+from .models.repository import Repository
+from .models.served import ServedModel
 from .settings import Settings
 
 _LONGEST_ID = 128  # characters of a request id that a client gives

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import functional as F
-from .. import train
-from ..apps import trained
-from ..autodiff import Node
-from ..data import DataDescription
-from ..errors import DataError
-from ..inference import infer
-from ..nn import Module
-from ..runtime.device import Context
+from ... import functional as F
+from ... import train
+from ...apps import trained
+from ...autodiff import Node
+from ...data import DataDescription
+from ...errors import DataError
+from ...inference import infer
+from ...nn import Module
+from ...runtime.device import Context
+from ..protocol.inference import Signature
+from ..protocol.tensors import DATATYPES, TensorSpec
 from .program import Classifier, Program, buckets_of, reader_of, several, warm
-from .protocol import Signature
-from .tensors import DATATYPES, TensorSpec
 
 
 def checkpoint_program(path: Path, ctx: Context | None, largest: int) -> Program:

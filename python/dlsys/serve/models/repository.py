@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError, DlsysError, quoted
-from ..runtime.device import Context
+from ...errors import DataError, DlsysError, quoted
+from ...runtime.device import Context
+from ..faults import RequestError, UnknownError
+from ..logs import Log
+from ..metrics import Metrics
+from ..settings import Limits
 from .checkpoints import checkpoint_program
-from .faults import RequestError, UnknownError
-from .logs import Log
-from .metrics import Metrics
-from .model import ServedModel
 from .onnx_files import onnx_program
 from .program import Program
-from .settings import Limits
+from .served import ServedModel
 
 
 class Repository:

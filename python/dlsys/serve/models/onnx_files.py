@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data import DataDescription
-from ..errors import DataError, DlsysError
-from ..inference import infer
-from ..onnx.importer import ImportedModel, load
-from ..onnx.importer.module import Value
-from ..runtime.device import Context
+from ...data import DataDescription
+from ...errors import DataError, DlsysError
+from ...inference import infer
+from ...onnx.importer import ImportedModel, load
+from ...onnx.importer.module import Value
+from ...runtime.device import Context
+from ..protocol.inference import Signature
+from ..protocol.tensors import DATATYPES, TensorSpec
 from .program import Classifier, Program, Run, buckets_of, reader_of, several, warm
-from .protocol import Signature
-from .tensors import DATATYPES, TensorSpec
 
 
 def onnx_program(path: Path, ctx: Context | None, largest: int) -> Program:

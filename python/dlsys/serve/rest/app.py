@@ -10,13 +10,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from .. import __version__
-from ..errors import printable
-from .faults import RequestError
+from ... import __version__
+from ...errors import printable
+from ..faults import RequestError
+from ..protocol.inference import HEADER_LENGTH
+from ..service import Service
 from .gateway import App, Gateway, failure
-from .protocol import HEADER_LENGTH
 from .routes import routes
-from .service import Service
 
 _ABOUT = """The Open Inference Protocol, version 2, with the extensions for binary tensors,
 classification and model repositories; beside it image files in, classes and explanations out."""

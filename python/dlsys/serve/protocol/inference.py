@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import quoted
-from .faults import RequestError
+from ...errors import quoted
+from ..faults import RequestError
 from .tensors import (
     DTYPES,
     TensorSpec,
@@ -74,7 +74,7 @@ def read_request(body: bytes, header_length: str | None, signature: Signature) -
     if header_length is None:
         text, rest = body, memoryview(b"")
     else:
-        length = _length(header_length, len(body))
+        length = json_length(header_length, len(body))
         if not length:
             return _raw_request(body, signature)
         text, rest = body[:length], memoryview(body)[length:]
@@ -99,21 +99,31 @@ def read_request(body: bytes, header_length: str | None, signature: Signature) -
 
 def _raw_request(body: bytes, signature: Signature) -> InferRequest:
     """The one input as the body's bytes; outputs are binary too."""
-    (spec, *others) = signature.inputs
-    if others or -1 in spec.shape[1:]:
-        raise RequestError("a body without JSON is for models of one input whose shape is known")
-    size = math.prod(spec.shape[1:]) * DTYPES[spec.datatype].itemsize
-    if not body or len(body) % size:
-        raise RequestError(
-            f"input {spec.name}: a sample has {size:,} bytes, got {len(body):,}, which are not "
-            "some of them"
-        )
-    shape = spec.check(spec.datatype, [len(body) // size, *spec.shape[1:]])
+    spec, shape = raw_shape(len(body), signature)
     outputs = tuple(Wanted(output.name, binary=True) for output in signature.outputs)
     return InferRequest([from_bytes(spec, shape, body)], outputs)
 
 
-def _length(text: str, most: int) -> int:
+def raw_shape(length: int, signature: Signature) -> tuple[TensorSpec, tuple[int, ...]]:
+    """The input that a body of so many bytes without JSON is, and its shape. RequestError where it
+    is none.
+    """
+    (spec, *others) = signature.inputs
+    if others or -1 in spec.shape[1:]:
+        raise RequestError("a body without JSON is for models of one input whose shape is known")
+    size = math.prod(spec.shape[1:]) * DTYPES[spec.datatype].itemsize
+    if not length or length % size:
+        raise RequestError(
+            f"input {spec.name}: a sample has {size:,} bytes, got {length:,}, which are not "
+            "some of them"
+        )
+    return spec, spec.check(spec.datatype, [length // size, *spec.shape[1:]])
+
+
+def json_length(text: str, most: int) -> int:
+    """The length of the JSON before the tensors, from its header. RequestError for what is none of
+    a body of `most` bytes.
+    """
     if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) <= most):
         raise RequestError(
             f"{HEADER_LENGTH}: expected the length of the JSON, at most {most:,}, got "

@@ -13,14 +13,14 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from .faults import (
+from ..faults import (
     DeadlineError,
     RequestError,
     TooLargeError,
     TooSlowError,
 )
-from .protocol import HEADER_LENGTH, read_request, write_response
-from .service import Service
+from ..protocol.inference import HEADER_LENGTH, read_request, write_response
+from ..service import Service
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -29,9 +29,10 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]
 
 OPEN = ("/", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready")  # without a key
 _WATCHED = 0.1  # seconds after which it is worthwhile to see whether the client still waits
-_GONE = 499  # the status in the log where nobody was there to get one
+GONE = 499  # the status in the log where nobody was there to get one
 _LENGTH = HEADER_LENGTH.encode()
-_BINARY = b"application/octet-stream"
+JSON, BINARY = b"application/json", b"application/octet-stream"
+INFERRED = "dlsys.inferred"  # of a scope's state: which model and version answered
 
 
 class _ClientGoneError(RequestError):
@@ -67,9 +68,10 @@ class Attendance:
         self._watch = self._loop.call_later(_WATCHED, self._listen, receive)
 
     def _late(self, seconds: float) -> None:
-        kind = TooSlowError if self.reading else DeadlineError
-        what = "was not sent" if self.reading else "was not answered"
-        self._end(kind(f"the request {what} within {seconds:g} seconds"))
+        if self.reading:
+            self._end(TooSlowError(f"the request was not sent within {seconds:g} seconds"))
+        else:
+            self._end(unanswered(seconds))
 
     def _listen(self, receive: Receive) -> None:
         self._listener = self._loop.create_task(self._until_gone(receive))
@@ -102,7 +104,7 @@ class Exchange:
         self.method, self.path = scope["method"], scope["path"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.id = identity
-        self.status = _GONE
+        self.status = GONE
         self.began = False
         self.facts: dict[str, Any] = {}
         self._send = send
@@ -128,11 +130,10 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": listed})
         await self.send({"type": "http.response.body", "body": body})
 
-    async def refuse(self, status: int, sentence: str, *headers: tuple[bytes, bytes]) -> None:
+    async def refuse(self, status: int, text: str, *headers: tuple[bytes, bytes]) -> None:
         """Sends an error as the protocol has it, unless a response has begun."""
         if not self.began:
-            body = json.dumps({"error": sentence}).encode()
-            await self.answer(status, body, b"application/json", *headers)
+            await self.answer(status, error_body(text), JSON, *headers)
 
 
 class Gateway:
@@ -152,7 +153,7 @@ class Gateway:
             with Attendance(service.settings.limits.seconds) as attendance:
                 await self._handle(exchange, attendance, scope, receive)
         except _ClientGoneError:
-            exchange.status = _GONE
+            exchange.status = GONE
         except RequestError as fault:
             await _refuse(exchange, attendance, fault)
         except Exception as error:
@@ -184,6 +185,7 @@ class Gateway:
         address = infer_address(exchange.path) if exchange.method == "POST" else None
         if address is not None:
             await self._infer(exchange, attendance, body, *address)
+            scope["state"][INFERRED] = address
             return
         given = iter([{"type": "http.request", "body": body, "more_body": False}])
 
@@ -211,10 +213,10 @@ class Gateway:
             counts.output_seconds += time.perf_counter() - answered
         exchange.facts = model.facts(waiting)
         if length is None:
-            await exchange.answer(200, text, b"application/json")
+            await exchange.answer(200, text, JSON)
         else:
             header = (_LENGTH, str(length).encode())
-            await exchange.answer(200, text, _BINARY, header)
+            await exchange.answer(200, text, BINARY, header)
 
 
 def infer_address(path: str) -> tuple[str, str] | None:
@@ -254,6 +256,16 @@ async def _refuse(exchange: Exchange, attendance: Attendance, fault: RequestErro
     if attendance.reading:  # what is left of the body would be taken for the next request
         headers.append((b"connection", b"close"))
     await exchange.refuse(fault.status, str(fault), *headers)
+
+
+def unanswered(seconds: float) -> DeadlineError:
+    """A request that was not answered within so many seconds."""
+    return DeadlineError(f"the request was not answered within {seconds:g} seconds")
+
+
+def error_body(text: str) -> bytes:
+    """The body of an error as the protocol has it."""
+    return json.dumps({"error": text}).encode()
 
 
 def failure(identity: str) -> str:

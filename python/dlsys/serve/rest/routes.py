@@ -14,15 +14,15 @@ from fastapi import APIRouter, File, Query, Request, Response, UploadFile
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict
 
-from .. import __version__
-from ..errors import DataError
-from ..explain import METHODS, overlay
-from ..viz.png import png
-from .faults import RequestError
-from .metrics import CONTENT_TYPE
-from .model import ServedModel
-from .protocol import EXTENSIONS
-from .service import Service
+from ... import __version__
+from ...errors import DataError
+from ...explain import METHODS, overlay
+from ...viz.png import png
+from ..faults import RequestError
+from ..metrics import CONTENT_TYPE
+from ..models.served import ServedModel
+from ..protocol.inference import EXTENSIONS
+from ..service import Service
 
 _SIDE = 224  # pixels that an overlay has at least, so that 28 by 28 can be seen
 _DECODERS = 2  # images decoded at once, each with up to 100 MB of pixels

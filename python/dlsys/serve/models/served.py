@@ -10,20 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DlsysError, GraphError, quoted
-from ..explain import METHODS, Explainer, Explanation
+from ...errors import DlsysError, GraphError, quoted
+from ...explain import METHODS, Explainer, Explanation
+from ..faults import RequestError
+from ..metrics import Counts
+from ..protocol.inference import InferRequest, Wanted, selected
+from ..settings import Limits
 from .batcher import Batcher, Waiting
-from .faults import RequestError
-from .metrics import Counts
 from .program import Classifier, Program
-from .protocol import InferRequest, Wanted, selected
-from .settings import Limits
 
 
 class ServedModel:
     """A version of a model that answers requests until it is closed.
 
     name, version: its address. program: what it runs. limits, counts: as the service has them.
+    `batcher` is its queue; `answers` what is the same in all of its answers of some shapes.
     """
 
     def __init__(
@@ -31,7 +32,8 @@ class ServedModel:
     ) -> None:
         self.name, self.version, self.program = name, version, program
         self.counts = counts
-        self._batcher = Batcher(
+        self.answers: dict[Any, tuple[bytes, bytes]] = {}
+        self.batcher = Batcher(
             program.run, program.largest, limits.waiting, counts, program.threads
         )
         self._explainers: Explainers | None = None
@@ -54,9 +56,8 @@ class ServedModel:
         """The outputs of arrays that fit the signature, and when they ran. OverloadedError where
         too many wait; RequestError for values that the model refuses.
         """
-        if len({len(x) for x in inputs if x.ndim}) > 1 and self.program.largest > 1:
-            raise RequestError("inputs have different counts of samples along their first axis")
-        waiting = self._batcher.submit(inputs)
+        self.check(inputs)
+        waiting = self.batcher.submit(inputs)
         try:
             outputs = await waiting.future
         except DlsysError as error:
@@ -64,12 +65,24 @@ class ServedModel:
                 raise
             raise RequestError(f"the model refuses the request: {error}") from error
         except asyncio.CancelledError:
-            self._batcher.withdraw(waiting)
+            self.batcher.withdraw(waiting)
             raise
-        self.counts.queue_seconds += waiting.started - waiting.arrived
-        self.counts.infer_seconds += waiting.ended - waiting.started
-        self.counts.samples += waiting.size
+        self.count(waiting)
         return outputs, waiting
+
+    def check(self, inputs: list[np.ndarray]) -> None:
+        """RequestError for inputs that do not belong together."""
+        if len(inputs) > 1 and self.program.largest > 1:
+            if len({len(x) for x in inputs if x.ndim}) > 1:
+                raise RequestError("inputs have different counts of samples along their first axis")
+
+    def count(self, waiting: Waiting) -> None:
+        """Counts a request whose batch ran."""
+        ran, counts = waiting.ran, self.counts
+        assert ran is not None, "it ran"
+        counts.queue_seconds += ran.started - waiting.arrived
+        counts.infer_seconds += ran.ended - ran.started
+        counts.samples += waiting.size
 
     async def answer(
         self, request: InferRequest
@@ -95,12 +108,14 @@ class ServedModel:
 
     def facts(self, waiting: Waiting) -> dict[str, Any]:
         """What the log tells of a request that ran."""
+        ran = waiting.ran
+        assert ran is not None, "it ran"
         return {
             "model": self.name,
             "version": self.version,
-            "batch": waiting.batch,
-            "queue_ms": round(1e3 * (waiting.started - waiting.arrived), 3),
-            "compute_ms": round(1e3 * (waiting.ended - waiting.started), 3),
+            "batch": ran.samples,
+            "queue_ms": round(1e3 * (ran.started - waiting.arrived), 3),
+            "compute_ms": round(1e3 * (ran.ended - ran.started), 3),
         }
 
     # ---- images ----
@@ -128,7 +143,7 @@ class ServedModel:
 
     async def close(self) -> None:
         """Waits until all that was submitted has run."""
-        await self._batcher.close()
+        await self.batcher.close()
         if self._explainers is not None:
             await self._explainers.close()
 

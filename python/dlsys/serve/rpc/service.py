@@ -10,12 +10,11 @@ from typing import Any
 import grpc
 import numpy as np
 
-from .. import __version__
-from ..errors import DataError
-from .faults import RequestError
-from .messages import METHODS, SERVICE, messages
-from .model import ServedModel
-from .protocol import (
+from ... import __version__
+from ...errors import DataError
+from ..faults import RequestError
+from ..models.served import ServedModel
+from ..protocol.inference import (
     EXTENSIONS,
     InferRequest,
     Signature,
@@ -25,8 +24,9 @@ from .protocol import (
     class_count,
     timeout_of,
 )
-from .service import Service
-from .tensors import TensorSpec, datatype_of, from_bytes, from_numbers, to_bytes
+from ..protocol.tensors import TensorSpec, datatype_of, from_bytes, from_numbers, to_bytes
+from ..service import Service
+from .messages import METHODS, SERVICE, messages
 
 # The field of InferTensorContents that has the numbers of a datatype; FP16 has none.
 _CONTENTS = {

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..apps.pictures import SIDE, picture_in
-from ..data import DataDescription
-from ..data.decode import decoded_content, planes
-from ..data.folder import CHANNELS, fitted
-from ..data.mnist import MNIST
-from ..nn import Module
-from .protocol import Signature
-from .tensors import DTYPES, TensorSpec
+from ...apps.pictures import SIDE, picture_in
+from ...data import DataDescription
+from ...data.decode import decoded_content, planes
+from ...data.folder import CHANNELS, fitted
+from ...data.mnist import MNIST
+from ...nn import Module
+from ..protocol.inference import Signature
+from ..protocol.tensors import DTYPES, TensorSpec
 
 Run = Callable[[list[np.ndarray]], list[np.ndarray]]
 Read = Callable[[bytes, int], np.ndarray]
@@ -62,9 +62,10 @@ class Program:
 
 
 def buckets_of(largest: int) -> tuple[int, ...]:
-    """The batches that are planned: powers of two, and the largest."""
-    powers = (1 << k for k in range(largest.bit_length()))
-    return tuple(sorted({*powers, largest}))
+    """The batches that are planned: powers of two, one between each two, and the largest."""
+    powers = [1 << k for k in range(largest.bit_length())]
+    between = [3 << k for k in range(largest.bit_length()) if 3 << k < largest]
+    return tuple(sorted({*powers, *between, largest}))
 
 
 def warm(run: Run, inputs: Sequence[TensorSpec], largest: int) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import quoted
-from .faults import RequestError
+from ...errors import quoted
+from ..faults import RequestError
 
 # The protocol's names of dtypes. BYTES, which has no fixed size, is an output alone here.
 DTYPES = {
@@ -35,6 +36,7 @@ _NUMBERS: dict[str, set[type]] = {
     "f": {int, float},
 }  # what JSON may have for each
 _MOST_AXES = 32
+_LITTLE = sys.byteorder == "little"
 
 
 class TensorSpec(NamedTuple):
@@ -131,6 +133,8 @@ def to_bytes(array: np.ndarray) -> bytes:
     if array.dtype.kind == "O":
         parts = [text.encode() for text in array.reshape(-1)]
         return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    if _LITTLE and array.dtype.isnative:
+        return array.tobytes()
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 

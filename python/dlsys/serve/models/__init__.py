@@ -1,0 +1,1 @@
+"""The models of a service: their files, their programs, and the batches in which requests run."""

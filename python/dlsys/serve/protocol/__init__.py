@@ -1,0 +1,1 @@
+"""The Open Inference Protocol's requests, responses and tensors, by REST and by gRPC."""

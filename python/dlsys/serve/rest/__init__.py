@@ -1,0 +1,1 @@
+"""The service over HTTP: connections, the gateway behind them, routes, and the page."""
