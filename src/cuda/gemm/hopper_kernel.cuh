@@ -29,12 +29,12 @@ namespace hopper {
 // What a consumer's epilogue reads and writes goes through StagingN columns of 16 bits in shared
 // memory.
 template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN,
-          bool OfGradients = false>
+          bool Helped = false>
 struct Tiling {
   static constexpr int kWarpgroupM = WarpgroupM, kTileN = TileN, kCluster = Cluster;
   static constexpr int kStages = Stages, kStagingN = StagingN;
   static constexpr bool kPingPong = PingPong;
-  static constexpr bool kOfGradients = OfGradients;  // alone, of epilogues with a function
+  static constexpr bool kHelped = Helped;  // warps beside the producer apply functions, of some
   static constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = WarpgroupM * 64;  // of a consumer
   static constexpr int kTileM = PingPong ? kRows : kConsumers * kRows;
@@ -351,21 +351,29 @@ class Boxes {
   using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
 
   // True where the warps beside the producer make factors of the side: of bfloat16, as float16.
-  static constexpr bool kHasFactors = std::is_same_v<E, bfloat16> && T::kOfGradients;
+  static constexpr bool kHasFactors = std::is_same_v<E, bfloat16> && T::kHelped;
   static __device__ __forceinline__ bool MakesFactors(const Params& params) {
     return kHasFactors && params.gradient > 1;
   }
+  // True where those warps take over what the activation is applied to, and store it and C.
+  static __device__ __forceinline__ bool HandsOver(const Params& params) {
+    return sizeof(E) == 2 && T::kHelped && params.before;
+  }
 
   // `buffers` are those of this warp. `barriers` are two for each: its side is there, and has
-  // become factors.
+  // become factors; or what is handed over is there, and the buffer is free again.
   __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
                                    unsigned char* buffers, uint32_t barriers)
       : params_(params), layout_(layout), buffers_(buffers), barriers_(barriers) {}
 
+  // Goes on to a tile, of which this warp has the rows from `row` on.
+  __device__ __forceinline__ void GoTo(const TileOrigin& origin, int row) {
+    origin_ = origin;
+    origin_.row += row;
+  }
   // Goes on to a tile, and asks for as much of its side as there are buffers.
   __device__ __forceinline__ void Begin(const TileOrigin& origin, const CUtensorMap* map_side) {
-    origin_ = origin;
-    origin_.row += threadIdx.x % 128 / 32 * 16;
+    GoTo(origin, threadIdx.x % 128 / 32 * 16);
     if (!params_.side) return;
     if (threadIdx.x % 32 == 0) {
       WaitForStoresReads();
@@ -401,36 +409,68 @@ class Boxes {
     if (threadIdx.x % 32 == 0) ArriveAt(BarrierOf(index, true), ClusterRankOf<T>());
   }
 
+  // Leaves box `index` to the helping warps as soon as its buffer is free.
+  __device__ __forceinline__ void HandOver(const Pairs& x, int index) {
+    WaitForPhase(BarrierOf(index, true), loaded_.parity ^ 1);
+    Write(x, BufferOf(index));
+    LetBulkFollow();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) Arrive(BarrierOf(index, false));
+    loaded_.Advance();
+  }
+
+  // Takes over box `index` of another warp's tile: stores it as it is, and what `function` makes of
+  // it. `held` is the barrier of the buffer that this warp has yet to free, or 0.
+  template <class F>
+  __device__ __forceinline__ void TakeOver(int index, uint32_t parity,
+                                           const CUtensorMap* map_before, const CUtensorMap* map_c,
+                                           uint32_t& held, F&& function) const {
+    constexpr int kPairs = kRowGroups * kNbytes / 128;  // of a lane
+    const bool first = threadIdx.x % 32 == 0;
+    uint32_t* const pairs = (uint32_t*)BufferOf(index) + threadIdx.x % 32;
+    WaitForPhase(BarrierOf(index, false), parity);
+    if (first) StoreFrom(BufferOf(index), map_before, index);
+    uint32_t made[kPairs];
+#pragma unroll
+    for (int k = 0; k < kPairs; k++) made[k] = pairs[k * 32];
+#pragma unroll
+    for (int k = 0; k < kPairs; k++)
+      made[k] = RoundedPair<E>(function(0.f, ElementOf<0, E>(made[k])),
+                               function(0.f, ElementOf<1, E>(made[k])));
+    Free(held);
+    __syncwarp();  // all have read the box, and so has its store
+#pragma unroll
+    for (int k = 0; k < kPairs; k++) pairs[k * 32] = made[k];
+    LetBulkFollow();
+    __syncwarp();
+    if (first) StoreFrom(BufferOf(index), map_c, index);
+    held = BarrierOf(index, true);
+  }
+  // Frees the buffer that this warp took over last, once its stores have read it.
+  static __device__ __forceinline__ void Free(uint32_t& held) {
+    if (threadIdx.x % 32 == 0) {
+      WaitForStoresReads();
+      if (held) Arrive(held);
+    }
+    held = 0;
+  }
+
   // Stores box `index` of C or of another array of its shape, of 16 bits where its side was, or in
   // the next buffer.
   __device__ __forceinline__ void Store(const Pairs& x, const CUtensorMap* map, void* array,
                                         int index) {
-    const int l = threadIdx.x % 32, col = origin_.col + index * kBlocks * 8;
+    const int l = threadIdx.x % 32;
     if constexpr (sizeof(E) == 2) {
       const int buffer = params_.side ? index : next_;
       next_ = next_ + 1 == T::kBuffers ? 0 : next_ + 1;
-      unsigned char* const to = BufferOf(buffer);
       if (!params_.side && l == 0) WaitForStoresReads<T::kBuffers - 1>();
       __syncwarp();
-#pragma unroll
-      for (int i = 0; i < kRowGroups; i++) {
-#pragma unroll
-        for (int j = 0; j < 8; j += 2)
-          StoreMatrices(
-              SharedAddress(to) + i * kNbytes + l % 16 * 128 + ((j + l / 16) ^ l % 8) * 16,
-              {x[i][j][0], x[i][j][1], x[i][j + 1][0], x[i][j + 1][1]});
-      }
+      Write(x, BufferOf(buffer));
       LetBulkFollow();
       __syncwarp();
-      if (l == 0) {
-#pragma unroll
-        for (int i = 0; i < kRowGroups; i++)
-          Source::Store(layout_, map, SharedAddress(to) + i * kNbytes, origin_.row + i * 64, col,
-                        origin_.z);
-        CloseStores();
-      }
+      if (l == 0) StoreFrom(BufferOf(buffer), map, index);
     } else {
-      const int col0 = col + l % 4 * 2;
+      const int col0 = origin_.col + index * kBlocks * 8 + l % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 2 * kRowGroups; i++) {
         const int row = origin_.row + l / 4 + i / 2 * 64 + i % 2 * 8;
@@ -451,6 +491,25 @@ class Boxes {
   }
   __device__ __forceinline__ unsigned char* BufferOf(int buffer) const {
     return buffers_ + buffer * kRowGroups * kNbytes;
+  }
+  // Writes a box of 16 bits to a buffer, and stores it from there.
+  __device__ __forceinline__ void Write(const Pairs& x, unsigned char* to) const {
+    const int l = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+      for (int j = 0; j < 8; j += 2)
+        StoreMatrices(SharedAddress(to) + i * kNbytes + l % 16 * 128 + ((j + l / 16) ^ l % 8) * 16,
+                      {x[i][j][0], x[i][j][1], x[i][j + 1][0], x[i][j + 1][1]});
+    }
+  }
+  __device__ __forceinline__ void StoreFrom(unsigned char* from, const CUtensorMap* map,
+                                            int index) const {
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++)
+      Source::Store(layout_, map, SharedAddress(from) + i * kNbytes, origin_.row + i * 64,
+                    origin_.col + index * kBlocks * 8, origin_.z);
+    CloseStores();
   }
   __device__ __forceinline__ void Load(const CUtensorMap* map_side, int index) {
     const int buffer = index % T::kBuffers, col = origin_.col + index * kBlocks * 8;
@@ -529,7 +588,7 @@ __device__ __forceinline__ void ReadBias(Pair<E> (&bias)[T::kBlocks], const Para
 // is a function, so that there is code for two; accumulators move down to the registers that it
 // reads.
 template <class E, class T, class Source, bool kSide, bool kBefore, bool kRolled, class Side = E,
-          class F>
+          bool kHandsOver = false, class F>
 __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
                                            Boxes<E, T, Source>& boxes, const Params& params,
                                            const CUtensorMap* map_c, const CUtensorMap* map_other,
@@ -576,7 +635,10 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
         }
       }
       make(function);
-      boxes.Store(x, map_c, params.c, first + box);
+      if constexpr (kHandsOver)
+        boxes.HandOver(x, first + box);
+      else
+        boxes.Store(x, map_c, params.c, first + box);
     }
 #pragma unroll
     for (int j = 0; j + kAtOnce * kBlocks < T::kBlocks; j++) {
@@ -595,10 +657,15 @@ __device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T:
                                           Boxes<E, T, Source>& boxes, const Params& params,
                                           const CUtensorMap* map_c, const CUtensorMap* map_other) {
   constexpr bool kHasGradients = sizeof(E) == 4 || Boxes<E, T, Source>::kCount <= T::kBuffers;
-  if constexpr (!T::kOfGradients)
+  const auto same = [](float, float x) { return x; };
+  if constexpr (!T::kHelped)
     if (!Source::kHasEpilogue || (!params.activation && !params.gradient))
       return StoreBoxes<E, T, Source, false, false, false>(d, bias, boxes, params, map_c, map_other,
-                                                           [](float, float x) { return x; });
+                                                           same);
+  if constexpr (T::kHelped && sizeof(E) == 2)
+    if (boxes.HandsOver(params))
+      return StoreBoxes<E, T, Source, false, false, false, E, true>(d, bias, boxes, params, map_c,
+                                                                    map_other, same);
   if constexpr (Boxes<E, T, Source>::kHasFactors)
     if (boxes.MakesFactors(params))
       return StoreBoxes<E, T, Source, true, false, false, float16>(
@@ -607,7 +674,7 @@ __device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T:
   if constexpr (Source::kHasEpilogue)
     WithFunction(params, [&](auto&& function, auto code) {
       constexpr bool kActivation = code.value > 0;
-      if constexpr (kActivation && !T::kOfGradients)
+      if constexpr (kActivation && !T::kHelped)
         StoreBoxes<E, T, Source, false, sizeof(E) == 2, true>(d, bias, boxes, params, map_c,
                                                               map_other, function);
       if constexpr (!kActivation && kHasGradients &&
@@ -758,26 +825,37 @@ __device__ __forceinline__ Boxes<E, T, Source> BoxesOf(const Params& params,
                              empty + (T::kStages + 2 * warp * T::kBuffers) * 8);
 }
 
-// Makes factors of the consumers' sides, of some of their warps: warp `index` of `count`. Boxes are
-// made in the order in which they are loaded and used.
+// Makes factors of the consumers' sides, or applies the activation to what they hand over: warp
+// `index` of `count`, a box after the other in the order in which consumers use them.
 template <class E, class T, class Source, int kCount>
-__device__ __forceinline__ void Help(const Params& params, const typename Source::Layout& layout,
+__device__ __forceinline__ void Help(const CUtensorMap* map_c, const CUtensorMap* map_other,
+                                     const Params& params, const typename Source::Layout& layout,
                                      unsigned char* shared, uint32_t empty, int index) {
   constexpr int kBoxes = Boxes<E, T, Source>::kCount;
+  static_assert(kBoxes == T::kBuffers, "a box has the same buffer and its phase in every tile");
   RingPosition<kBoxes> at;
   Segments<T> segments(params);
+  uint32_t held = 0;
   for (Segment segment; segments.Next(segment);) {
     if (!IsInBoxes(params, segment)) continue;
+    const TileOrigin origin = OriginOf<T>(params, segment.tile, ClusterRankOf<T>());
     WithFunction(params, [&](auto&& function, auto code) {
-      if constexpr (code.value < -1) {
 #pragma unroll 1
-        for (int job = index; job < kBoxes * T::kWarps; job += kCount)
-          BoxesOf<E, T, Source>(params, layout, shared, empty, job % T::kWarps)
-              .MakeFactors(job / T::kWarps, at.parity, function);
+      for (int job = index; job < kBoxes * T::kWarps; job += kCount) {
+        const int warp = job % T::kWarps, box = job / T::kWarps;
+        Boxes<E, T, Source> boxes = BoxesOf<E, T, Source>(params, layout, shared, empty, warp);
+        if constexpr (boxes.kHasFactors && code.value < -1)
+          boxes.MakeFactors(box, at.parity, function);
+        if constexpr (code.value > 0) {
+          boxes.GoTo(origin, warp / 4 * T::kRows + warp % 4 * 16);
+          boxes.TakeOver(box, at.parity, map_other, map_c, held, function);
+        }
       }
     });
     at.Advance(kBoxes);
+    if (held) Boxes<E, T, Source>::Free(held);
   }
+  WaitForStores();
 }
 
 template <class E, class T, class Source, bool kExact>
@@ -858,7 +936,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     const Params params, const __grid_constant__ typename Source::Layout layout) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kBoxBarriers = 2 * T::kWarps * T::kBuffers;
-  constexpr bool kHelps = T::kOfGradients && Boxes<E, T, Source>::kHasFactors;
+  constexpr bool kHelps = T::kHelped && sizeof(E) == 2;
   __shared__ __align__(8) uint64_t barriers[2 * T::kStages + kBoxBarriers];
   unsigned char* shared = DynamicShared<unsigned char>();
   shared += -SharedAddress(shared) & (T::kAlignment - 1);
@@ -890,8 +968,9 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
       if (warp == 1 && lane == 0) produce(std::false_type(), std::true_type());
     }
     if constexpr (kHelps)
-      if (warp >= 1 && params.gradient > 1)
-        Help<E, T, Source, 3>(params, layout, shared, empty, warp - 1);
+      if (warp >= 1 &&
+          (Boxes<E, T, Source>::MakesFactors(params) || Boxes<E, T, Source>::HandsOver(params)))
+        Help<E, T, Source, 3>(&map_c, &map_other, params, layout, shared, empty, warp - 1);
   } else {
     RaiseRegisters<kHelps ? 200 : 232>();
     Consume<E, T, Source, kExact>(&map_c, &map_other, params, layout, shared, full, empty);

@@ -267,15 +267,15 @@ bool HasRoomForSide(int tiling, std::index_sequence<k...>) {
   return kHas[tiling];
 }
 template <size_t... k>
-bool IsOfGradients(int tiling, std::index_sequence<k...>) {
-  constexpr bool kIs[] = {std::tuple_element_t<k, Tilings>::kOfGradients...};
+bool IsHelped(int tiling, std::index_sequence<k...>) {
+  constexpr bool kIs[] = {std::tuple_element_t<k, Tilings>::kHelped...};
   return kIs[tiling];
 }
 
 bool HasKernel(const HopperGemm& gemm, int tiling) {
   constexpr std::make_index_sequence<kHopperTilings> kAll;
   const bool narrow = gemm.dtype != DL_FLOAT32;
-  if (IsOfGradients(tiling, kAll)) return narrow && gemm.gradient;
+  if (IsHelped(tiling, kAll)) return narrow && (gemm.gradient || gemm.before);
   if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
   return gemm.split ? kCosts[tiling].exact : kCosts[tiling].plain;
 }
@@ -328,7 +328,7 @@ void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, cons
   if constexpr (sizeof(E) == 4) {
     if constexpr (kCost.exact)
       if (gemm.split) return LaunchGemm<E, T, false, false, true>(op, gemm, a, b, config, stream);
-    if constexpr (kCost.plain && !T::kOfGradients)
+    if constexpr (kCost.plain && !T::kHelped)
       LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
   } else if constexpr (kCost.plain) {
     if (a.across)
