@@ -29,12 +29,14 @@ namespace hopper {
 // What a consumer's epilogue reads and writes goes through StagingN columns of 16 bits in shared
 // memory.
 template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN,
-          bool Helped = false>
+          bool OfGradients = false>
 struct Tiling {
   static constexpr int kWarpgroupM = WarpgroupM, kTileN = TileN, kCluster = Cluster;
   static constexpr int kStages = Stages, kStagingN = StagingN;
   static constexpr bool kPingPong = PingPong;
-  static constexpr bool kHelped = Helped;  // warps beside the producer apply functions, of some
+  static constexpr bool kOfGradients = OfGradients;  // alone, of epilogues with a function
+  // The compiler would let one product wait for the next where those of ping-pong are many.
+  static constexpr bool kMakesSums = !PingPong && !OfGradients;
   static constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = WarpgroupM * 64;  // of a consumer
   static constexpr int kTileM = PingPong ? kRows : kConsumers * kRows;
@@ -48,9 +50,11 @@ struct Tiling {
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
-  static constexpr int kSharedNbytes =
-      kAlignment + Stages * kStageNbytes + kConsumers * kStagingNbytes;
-  static_assert(kSharedNbytes <= 231 << 10, "227 KB a block, and a few barriers");
+  // Eight rows of ones lie behind the buffers: B of the products that sum rows of A.
+  static constexpr int kOnesAt = Stages * kStageNbytes + kConsumers * kStagingNbytes;
+  static constexpr int kOnesNbytes = 8 * kRowNbytes;
+  static constexpr int kSharedNbytes = kAlignment + kOnesAt + kOnesNbytes;
+  static_assert(kSharedNbytes <= 226 << 10, "227 KB a block, and a few barriers");
 };
 
 // A GEMM, batched, as the kernel sees it; C of batch z is at c + z m n.
@@ -70,6 +74,10 @@ struct Params {
   fast::Gate gate;  // of the activation or gradient, where it is one
   bool aligned;     // rows of C, before, bias and side are at multiples of four elements
   bool in_boxes;    // and, of 16 bits, those of results where TMA can write them
+  // The sums of A over K in parts (col_tiles, sum_parts, m), of which a tile of C has as many as it
+  // may have splits; or null.
+  float* sums;
+  int sum_parts;
 };
 
 // Where a cluster works: panels [begin, end) of a tile, as one of its splits, which is at `slot` in
@@ -174,6 +182,7 @@ class Matrices {
  public:
   struct Layout {};
   static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
+  static constexpr bool kSumsA = kAlongM_ && sizeof(E) == 2;  // where asked to
   static constexpr bool kFloatResult = sizeof(E) == 4;
   static constexpr int kProducers = 1;
 
@@ -234,11 +243,63 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
 template <class T>
 using Accumulators = float[T::kWarpgroupM][T::kBlocks][4];
 
+// The sums over K of a consumer's rows of A, as products with ones. The tiles of C that read the
+// same rows take their panels in turn, so that all are equally long.
+template <class E, class T, class Source>
+class RowSums {
+ public:
+  static constexpr bool kMade = Source::kSumsA && T::kMakesSums;
+
+  __device__ __forceinline__ RowSums(const Params& params, uint32_t memory) : params_(params) {
+    if (kMade) ones_ = Descriptor(memory + T::kOnesAt, 16, 1024);
+  }
+  __device__ __forceinline__ void Begin(const Segment& segment, int col) {
+    if (!kMade) return;
+    const int tiles = params_.col_tiles;
+    col_tile_ = col / T::kTileN;
+    wait_ = params_.sums ? (col_tile_ - segment.begin % tiles + tiles) % tiles : INT_MAX;
+#pragma unroll
+    for (int q = 0; q < 4 * T::kWarpgroupM; q++) d_[q / 4][0][q % 4] = 0.f;
+  }
+  // True where the next panel falls to this tile.
+  __device__ __forceinline__ bool TakesNext() {
+    if (wait_-- > 0) return false;
+    wait_ = params_.col_tiles - 1;
+    return true;
+  }
+  __device__ __forceinline__ void Add(int i, uint64_t of_a) {
+    if constexpr (kMade) MultiplyAdd<E, Source::kAlongM, false>(d_[i], of_a, ones_, true);
+  }
+  // Stores the part of a segment; the last split of a tile clears the parts that it does not have.
+  __device__ __forceinline__ void Store(const Segment& segment, int first_row) const {
+    if (!kMade || !params_.sums || threadIdx.x % 4) return;
+    const int end =
+        segment.split + 1 < segment.splits ? segment.split + 1 : params_.sum_parts;
+    const int row0 = first_row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll 1
+    for (int part = segment.split; part < end; part++) {
+      float* const to =
+          params_.sums + ((int64_t)col_tile_ * params_.sum_parts + part) * params_.m + row0;
+#pragma unroll
+      for (int i = 0; i < 2 * T::kWarpgroupM; i++) {
+        const int row = i / 2 * 64 + i % 2 * 8;
+        if (row0 + row < params_.m) to[row] = part == segment.split ? d_[i / 2][0][i % 2 * 2] : 0.f;
+      }
+    }
+  }
+
+ private:
+  const Params& params_;
+  uint64_t ones_;
+  float d_[T::kWarpgroupM][1][4];
+  int col_tile_, wait_;
+};
+
 // Adds the products of `count` panels, first into zeros. Each stage is released as soon as the
 // products that read it are done; `issued` is called when all are under way.
-template <class E, class T, bool kAlongM, bool kAlongN, class Release, class Issued>
-__device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, uint32_t memory,
-                                               uint32_t full, int first_row,
+template <class E, class T, bool kAlongM, bool kAlongN, class Sums, class Release, class Issued>
+__device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, Sums& sums, int count,
+                                               uint32_t memory, uint32_t full, int first_row,
                                                RingPosition<T::kStages>& at, Release&& release,
                                                Issued&& issued) {
   constexpr int kAcross = 128 / (int)sizeof(E) * T::kRowNbytes;  // a column of boxes
@@ -246,6 +307,11 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, ui
   for (int panel = 0; panel < count; panel++, at.Advance()) {
     const uint32_t a = memory + at.stage * T::kStageNbytes + first_row * T::kRowNbytes;
     const uint32_t b = memory + at.stage * T::kStageNbytes + T::kPanelA;
+    const auto of_a = [&](int i, int k) {
+      const uint32_t rows = a + i * 64 * T::kRowNbytes;
+      return kAlongM ? Descriptor(rows + k * 2048, kAcross, 1024)
+                     : Descriptor(rows + k * 32, 16, 1024);
+    };
     WaitForPhase(full + at.stage * 8, at.parity);
     BeginProducts();
 #pragma unroll
@@ -253,12 +319,13 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, ui
       const uint64_t of_b =
           kAlongN ? Descriptor(b + k * 2048, kAcross, 1024) : Descriptor(b + k * 32, 16, 1024);
 #pragma unroll
-      for (int i = 0; i < T::kWarpgroupM; i++) {
-        const uint32_t rows = a + i * 64 * T::kRowNbytes;
-        const uint64_t of_a = kAlongM ? Descriptor(rows + k * 2048, kAcross, 1024)
-                                      : Descriptor(rows + k * 32, 16, 1024);
-        MultiplyAdd<E, kAlongM, kAlongN>(d[i], of_a, of_b, panel + k > 0);
-      }
+      for (int i = 0; i < T::kWarpgroupM; i++)
+        MultiplyAdd<E, kAlongM, kAlongN>(d[i], of_a(i, k), of_b, panel + k > 0);
+    }
+    if (Sums::kMade && sums.TakesNext()) {
+      BeginProducts();
+#pragma unroll
+      for (int q = 0; q < 4 * T::kWarpgroupM; q++) sums.Add(q / 4, of_a(q / 4, q % 4));
     }
     CloseProducts();
     WaitForProducts<1>();
@@ -272,10 +339,10 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, ui
 
 // The same, more exactly: tensor cores cut off what an addition does not hold, so that their error
 // grows with K. A few panels' sums at a time are added by ordinary, rounded additions.
-template <class E, class T, class Release>
-__device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int count,
-                                                      uint32_t memory, uint32_t full, int first_row,
-                                                      RingPosition<T::kStages>& at,
+template <class E, class T, class Sums, class Release>
+__device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, Sums& of_rows,
+                                                      int count, uint32_t memory, uint32_t full,
+                                                      int first_row, RingPosition<T::kStages>& at,
                                                       Release&& release) {
   constexpr int kPanels = 8;
 #pragma unroll
@@ -285,8 +352,8 @@ __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int
   }
   for (int panel = 0; panel < count; panel += kPanels) {
     Accumulators<T> d;
-    MultiplyPanels<E, T, false, false>(d, min(kPanels, count - panel), memory, full, first_row, at,
-                                       release, [] {});
+    MultiplyPanels<E, T, false, false>(d, of_rows, min(kPanels, count - panel), memory, full,
+                                       first_row, at, release, [] {});
 #pragma unroll
     for (int q = 0; q < T::kWarpgroupM * T::kBlocks; q++) {
       float (&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
@@ -351,29 +418,21 @@ class Boxes {
   using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
 
   // True where the warps beside the producer make factors of the side: of bfloat16, as float16.
-  static constexpr bool kHasFactors = std::is_same_v<E, bfloat16> && T::kHelped;
+  static constexpr bool kHasFactors = std::is_same_v<E, bfloat16> && T::kOfGradients;
   static __device__ __forceinline__ bool MakesFactors(const Params& params) {
     return kHasFactors && params.gradient > 1;
   }
-  // True where those warps take over what the activation is applied to, and store it and C.
-  static __device__ __forceinline__ bool HandsOver(const Params& params) {
-    return sizeof(E) == 2 && T::kHelped && params.before;
-  }
 
   // `buffers` are those of this warp. `barriers` are two for each: its side is there, and has
-  // become factors; or what is handed over is there, and the buffer is free again.
+  // become factors.
   __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
                                    unsigned char* buffers, uint32_t barriers)
       : params_(params), layout_(layout), buffers_(buffers), barriers_(barriers) {}
 
-  // Goes on to a tile, of which this warp has the rows from `row` on.
-  __device__ __forceinline__ void GoTo(const TileOrigin& origin, int row) {
-    origin_ = origin;
-    origin_.row += row;
-  }
   // Goes on to a tile, and asks for as much of its side as there are buffers.
   __device__ __forceinline__ void Begin(const TileOrigin& origin, const CUtensorMap* map_side) {
-    GoTo(origin, threadIdx.x % 128 / 32 * 16);
+    origin_ = origin;
+    origin_.row += threadIdx.x % 128 / 32 * 16;
     if (!params_.side) return;
     if (threadIdx.x % 32 == 0) {
       WaitForStoresReads();
@@ -409,68 +468,36 @@ class Boxes {
     if (threadIdx.x % 32 == 0) ArriveAt(BarrierOf(index, true), ClusterRankOf<T>());
   }
 
-  // Leaves box `index` to the helping warps as soon as its buffer is free.
-  __device__ __forceinline__ void HandOver(const Pairs& x, int index) {
-    WaitForPhase(BarrierOf(index, true), loaded_.parity ^ 1);
-    Write(x, BufferOf(index));
-    LetBulkFollow();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) Arrive(BarrierOf(index, false));
-    loaded_.Advance();
-  }
-
-  // Takes over box `index` of another warp's tile: stores it as it is, and what `function` makes of
-  // it. `held` is the barrier of the buffer that this warp has yet to free, or 0.
-  template <class F>
-  __device__ __forceinline__ void TakeOver(int index, uint32_t parity,
-                                           const CUtensorMap* map_before, const CUtensorMap* map_c,
-                                           uint32_t& held, F&& function) const {
-    constexpr int kPairs = kRowGroups * kNbytes / 128;  // of a lane
-    const bool first = threadIdx.x % 32 == 0;
-    uint32_t* const pairs = (uint32_t*)BufferOf(index) + threadIdx.x % 32;
-    WaitForPhase(BarrierOf(index, false), parity);
-    if (first) StoreFrom(BufferOf(index), map_before, index);
-    uint32_t made[kPairs];
-#pragma unroll
-    for (int k = 0; k < kPairs; k++) made[k] = pairs[k * 32];
-#pragma unroll
-    for (int k = 0; k < kPairs; k++)
-      made[k] = RoundedPair<E>(function(0.f, ElementOf<0, E>(made[k])),
-                               function(0.f, ElementOf<1, E>(made[k])));
-    Free(held);
-    __syncwarp();  // all have read the box, and so has its store
-#pragma unroll
-    for (int k = 0; k < kPairs; k++) pairs[k * 32] = made[k];
-    LetBulkFollow();
-    __syncwarp();
-    if (first) StoreFrom(BufferOf(index), map_c, index);
-    held = BarrierOf(index, true);
-  }
-  // Frees the buffer that this warp took over last, once its stores have read it.
-  static __device__ __forceinline__ void Free(uint32_t& held) {
-    if (threadIdx.x % 32 == 0) {
-      WaitForStoresReads();
-      if (held) Arrive(held);
-    }
-    held = 0;
-  }
-
   // Stores box `index` of C or of another array of its shape, of 16 bits where its side was, or in
   // the next buffer.
   __device__ __forceinline__ void Store(const Pairs& x, const CUtensorMap* map, void* array,
                                         int index) {
-    const int l = threadIdx.x % 32;
+    const int l = threadIdx.x % 32, col = origin_.col + index * kBlocks * 8;
     if constexpr (sizeof(E) == 2) {
       const int buffer = params_.side ? index : next_;
       next_ = next_ + 1 == T::kBuffers ? 0 : next_ + 1;
+      unsigned char* const to = BufferOf(buffer);
       if (!params_.side && l == 0) WaitForStoresReads<T::kBuffers - 1>();
       __syncwarp();
-      Write(x, BufferOf(buffer));
+#pragma unroll
+      for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+        for (int j = 0; j < 8; j += 2)
+          StoreMatrices(
+              SharedAddress(to) + i * kNbytes + l % 16 * 128 + ((j + l / 16) ^ l % 8) * 16,
+              {x[i][j][0], x[i][j][1], x[i][j + 1][0], x[i][j + 1][1]});
+      }
       LetBulkFollow();
       __syncwarp();
-      if (l == 0) StoreFrom(BufferOf(buffer), map, index);
+      if (l == 0) {
+#pragma unroll
+        for (int i = 0; i < kRowGroups; i++)
+          Source::Store(layout_, map, SharedAddress(to) + i * kNbytes, origin_.row + i * 64, col,
+                        origin_.z);
+        CloseStores();
+      }
     } else {
-      const int col0 = origin_.col + index * kBlocks * 8 + l % 4 * 2;
+      const int col0 = col + l % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 2 * kRowGroups; i++) {
         const int row = origin_.row + l / 4 + i / 2 * 64 + i % 2 * 8;
@@ -491,25 +518,6 @@ class Boxes {
   }
   __device__ __forceinline__ unsigned char* BufferOf(int buffer) const {
     return buffers_ + buffer * kRowGroups * kNbytes;
-  }
-  // Writes a box of 16 bits to a buffer, and stores it from there.
-  __device__ __forceinline__ void Write(const Pairs& x, unsigned char* to) const {
-    const int l = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kRowGroups; i++) {
-#pragma unroll
-      for (int j = 0; j < 8; j += 2)
-        StoreMatrices(SharedAddress(to) + i * kNbytes + l % 16 * 128 + ((j + l / 16) ^ l % 8) * 16,
-                      {x[i][j][0], x[i][j][1], x[i][j + 1][0], x[i][j + 1][1]});
-    }
-  }
-  __device__ __forceinline__ void StoreFrom(unsigned char* from, const CUtensorMap* map,
-                                            int index) const {
-#pragma unroll
-    for (int i = 0; i < kRowGroups; i++)
-      Source::Store(layout_, map, SharedAddress(from) + i * kNbytes, origin_.row + i * 64,
-                    origin_.col + index * kBlocks * 8, origin_.z);
-    CloseStores();
   }
   __device__ __forceinline__ void Load(const CUtensorMap* map_side, int index) {
     const int buffer = index % T::kBuffers, col = origin_.col + index * kBlocks * 8;
@@ -588,7 +596,7 @@ __device__ __forceinline__ void ReadBias(Pair<E> (&bias)[T::kBlocks], const Para
 // is a function, so that there is code for two; accumulators move down to the registers that it
 // reads.
 template <class E, class T, class Source, bool kSide, bool kBefore, bool kRolled, class Side = E,
-          bool kHandsOver = false, class F>
+          class F>
 __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
                                            Boxes<E, T, Source>& boxes, const Params& params,
                                            const CUtensorMap* map_c, const CUtensorMap* map_other,
@@ -635,10 +643,7 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
         }
       }
       make(function);
-      if constexpr (kHandsOver)
-        boxes.HandOver(x, first + box);
-      else
-        boxes.Store(x, map_c, params.c, first + box);
+      boxes.Store(x, map_c, params.c, first + box);
     }
 #pragma unroll
     for (int j = 0; j + kAtOnce * kBlocks < T::kBlocks; j++) {
@@ -657,15 +662,10 @@ __device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T:
                                           Boxes<E, T, Source>& boxes, const Params& params,
                                           const CUtensorMap* map_c, const CUtensorMap* map_other) {
   constexpr bool kHasGradients = sizeof(E) == 4 || Boxes<E, T, Source>::kCount <= T::kBuffers;
-  const auto same = [](float, float x) { return x; };
-  if constexpr (!T::kHelped)
+  if constexpr (!T::kOfGradients)
     if (!Source::kHasEpilogue || (!params.activation && !params.gradient))
       return StoreBoxes<E, T, Source, false, false, false>(d, bias, boxes, params, map_c, map_other,
-                                                           same);
-  if constexpr (T::kHelped && sizeof(E) == 2)
-    if (boxes.HandsOver(params))
-      return StoreBoxes<E, T, Source, false, false, false, E, true>(d, bias, boxes, params, map_c,
-                                                                    map_other, same);
+                                                           [](float, float x) { return x; });
   if constexpr (Boxes<E, T, Source>::kHasFactors)
     if (boxes.MakesFactors(params))
       return StoreBoxes<E, T, Source, true, false, false, float16>(
@@ -674,7 +674,7 @@ __device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T:
   if constexpr (Source::kHasEpilogue)
     WithFunction(params, [&](auto&& function, auto code) {
       constexpr bool kActivation = code.value > 0;
-      if constexpr (kActivation && !T::kHelped)
+      if constexpr (kActivation && !T::kOfGradients)
         StoreBoxes<E, T, Source, false, sizeof(E) == 2, true>(d, bias, boxes, params, map_c,
                                                               map_other, function);
       if constexpr (!kActivation && kHasGradients &&
@@ -825,37 +825,26 @@ __device__ __forceinline__ Boxes<E, T, Source> BoxesOf(const Params& params,
                              empty + (T::kStages + 2 * warp * T::kBuffers) * 8);
 }
 
-// Makes factors of the consumers' sides, or applies the activation to what they hand over: warp
-// `index` of `count`, a box after the other in the order in which consumers use them.
+// Makes factors of the consumers' sides, of some of their warps: warp `index` of `count`. Boxes are
+// made in the order in which they are loaded and used.
 template <class E, class T, class Source, int kCount>
-__device__ __forceinline__ void Help(const CUtensorMap* map_c, const CUtensorMap* map_other,
-                                     const Params& params, const typename Source::Layout& layout,
+__device__ __forceinline__ void Help(const Params& params, const typename Source::Layout& layout,
                                      unsigned char* shared, uint32_t empty, int index) {
   constexpr int kBoxes = Boxes<E, T, Source>::kCount;
-  static_assert(kBoxes == T::kBuffers, "a box has the same buffer and its phase in every tile");
   RingPosition<kBoxes> at;
   Segments<T> segments(params);
-  uint32_t held = 0;
   for (Segment segment; segments.Next(segment);) {
     if (!IsInBoxes(params, segment)) continue;
-    const TileOrigin origin = OriginOf<T>(params, segment.tile, ClusterRankOf<T>());
     WithFunction(params, [&](auto&& function, auto code) {
+      if constexpr (code.value < -1) {
 #pragma unroll 1
-      for (int job = index; job < kBoxes * T::kWarps; job += kCount) {
-        const int warp = job % T::kWarps, box = job / T::kWarps;
-        Boxes<E, T, Source> boxes = BoxesOf<E, T, Source>(params, layout, shared, empty, warp);
-        if constexpr (boxes.kHasFactors && code.value < -1)
-          boxes.MakeFactors(box, at.parity, function);
-        if constexpr (code.value > 0) {
-          boxes.GoTo(origin, warp / 4 * T::kRows + warp % 4 * 16);
-          boxes.TakeOver(box, at.parity, map_other, map_c, held, function);
-        }
+        for (int job = index; job < kBoxes * T::kWarps; job += kCount)
+          BoxesOf<E, T, Source>(params, layout, shared, empty, job % T::kWarps)
+              .MakeFactors(job / T::kWarps, at.parity, function);
       }
     });
     at.Advance(kBoxes);
-    if (held) Boxes<E, T, Source>::Free(held);
   }
-  WaitForStores();
 }
 
 template <class E, class T, class Source, bool kExact>
@@ -880,6 +869,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   Boxes<R, T, Source> boxes =
       BoxesOf<R, T, Source>(params, layout, shared, empty, threadIdx.x / 32);
   Accumulators<T> d;
+  RowSums<E, T, Source> sums(params, memory);
   Pair<R> bias[T::kBlocks];
   RingPosition<T::kStages> at;
   Segments<T> segments(params);
@@ -899,15 +889,17 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
       boxes.Begin(origin, map_other);
       if (params.bias) ReadBias<R, T>(bias, params, origin.col);
     }
+    sums.Begin(segment, origin.col);
     if (T::kPingPong) SyncThreads(kTurn + consumer, 256);
     const auto issued = [&] {
       if (T::kPingPong && more) ArriveThreads(kTurn + 1 - consumer, 256);
     };
     if constexpr (kExact)
-      MultiplyPanelsExactly<E, T>(d, count, memory, full, first_row, at, release);
+      MultiplyPanelsExactly<E, T>(d, sums, count, memory, full, first_row, at, release);
     else
-      MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, count, memory, full, first_row, at,
-                                                             release, issued);
+      MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, sums, count, memory, full,
+                                                             first_row, at, release, issued);
+    sums.Store(segment, origin.row);
     if (in_boxes) {
       if (segment.splits > 1) AddPartials<T>(d, params, segment, rank, part, consumer);
       StoreTile<R, T, Source>(d, bias, boxes, params, map_c, map_other);
@@ -936,7 +928,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     const Params params, const __grid_constant__ typename Source::Layout layout) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr int kBoxBarriers = 2 * T::kWarps * T::kBuffers;
-  constexpr bool kHelps = T::kHelped && sizeof(E) == 2;
+  constexpr bool kHelps = T::kOfGradients && Boxes<E, T, Source>::kHasFactors;
   __shared__ __align__(8) uint64_t barriers[2 * T::kStages + kBoxBarriers];
   unsigned char* shared = DynamicShared<unsigned char>();
   shared += -SharedAddress(shared) & (T::kAlignment - 1);
@@ -948,6 +940,11 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     }
     for (int k = 0; k < kBoxBarriers; k++) InitBarrier(empty + (T::kStages + k) * 8, 1);
     PublishBarriers();
+  }
+  if constexpr (RowSums<E, T, Source>::kMade) {
+    if (threadIdx.x < T::kOnesNbytes / 4)
+      ((uint32_t*)(shared + T::kOnesAt))[threadIdx.x] = Packed<E>(1.f, 1.f);
+    LetBulkFollow();
   }
   if (T::kCluster > 1)
     MeetCluster();
@@ -968,9 +965,8 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
       if (warp == 1 && lane == 0) produce(std::false_type(), std::true_type());
     }
     if constexpr (kHelps)
-      if (warp >= 1 &&
-          (Boxes<E, T, Source>::MakesFactors(params) || Boxes<E, T, Source>::HandsOver(params)))
-        Help<E, T, Source, 3>(&map_c, &map_other, params, layout, shared, empty, warp - 1);
+      if (warp >= 1 && params.gradient > 1)
+        Help<E, T, Source, 3>(params, layout, shared, empty, warp - 1);
   } else {
     RaiseRegisters<kHelps ? 200 : 232>();
     Consume<E, T, Source, kExact>(&map_c, &map_other, params, layout, shared, full, empty);
