@@ -297,7 +297,7 @@ class Tensors(unittest.TestCase):
 @require_fusion("gemm_epilogue", "conv_pool", "pointwise", "casts", "multi_tensor")
 class Fusions(unittest.TestCase):
     """The kernels of a plan beside those of float32, without the fusions that have no form of 16
-    bits. `matmul_sums` is one of them: a product and a sum stand for it.
+    bits.
     """
 
     ctx = gpu(0)
@@ -317,9 +317,10 @@ class Fusions(unittest.TestCase):
         for kind in KINDS:
             with self.subTest(kind=kind):
                 fp32, bf16 = (self.kernels(Network(kind), word) for word in ("fp32", "bf16"))
-                apart = fp32.pop("matmul_sums")
-                for kernel in ("matmul", "reduce_sum"):
-                    fp32[kernel] += apart
+                for kernels in (fp32, bf16):
+                    apart = kernels.pop("matmul_sums", 0)
+                    for kernel in ("matmul", "reduce_sum"):
+                        kernels[kernel] += apart
                 both = bf16.pop("matmul_bias_both", 0)  # what are two kernels of float32
                 for kernel in ("matmul_bias", "gelu"):
                     bf16[kernel] += both

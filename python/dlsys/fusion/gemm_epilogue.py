@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..graph.lines import attributed_to
 from ..graph.node import Node
 from ..graph.spec import normalize_axes
@@ -38,7 +40,8 @@ matmul_bias_op = FusedGemm("matmul_bias", _ACTIVATION)  # activation(A B + bias)
 matmul_bias_both_op = FusedGemm("matmul_bias_both", _ACTIVATION, outputs=2)
 matmul_map_op = FusedGemm("matmul_map", _ACTIVATION)  # activation(A B)
 matmul_gradient_op = FusedGemm("matmul_gradient", Selected("gradient", GRADIENTS))  # f(side, A B)
-matmul_sums_op = FusedGemm("matmul_sums", Selected("of_A"), outputs=2)  # A B, Σ over K of A or B
+# A B, and Σ over K of A or B in float32
+matmul_sums_op = FusedGemm("matmul_sums", Selected("of_A"), outputs=2)
 
 
 def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
@@ -71,7 +74,7 @@ def _is_open(node: Node, target: Target, kernels: Sequence[str]) -> bool:
 def _operand_sums(graph: Graph, target: Target) -> dict[Node, Node]:
     sums: dict[tuple[Node, int], Node] = {}
     for node in graph.order:
-        if node.op is sum_op and _keeps_last(node):
+        if node.op is sum_op and _keeps_last(node) and node.spec.dtype == np.float32:
             sums.setdefault((strip_views(node.inputs[0]), node.spec.size), node)
     replaced: dict[Node, Node] = {}
     for node in graph.order if sums else ():

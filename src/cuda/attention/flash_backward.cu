@@ -69,7 +69,9 @@ struct KeysTiling {
   static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kKeys = kConsumers * 64, kRows = kLarge ? 32 : 64;
-  static constexpr int kStages = kLarge ? 1 : 2, kCopies = kTf32<E> ? kStages : 0;  // transposed
+  static constexpr bool kOverlaps = !kTf32<E> && Size <= 64;  // a block's last product and the next
+  static constexpr int kStages = kLarge ? 1 : kOverlaps ? 3 : 2;
+  static constexpr int kCopies = kTf32<E> ? kStages : 0;  // transposed
   static constexpr int kStagesK = !kTf32<E> && Size <= 64 ? 2 : 1;
   static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
   static constexpr int kTileQ = kRows * Size * (int)sizeof(E);
@@ -84,7 +86,7 @@ struct KeysTiling {
   static constexpr int kK = 0, kQ = kStagesK, kDy = kQ + kStages;  // pairs of barriers
   static constexpr int kSummedQ = kDy + kStages, kSummedDy = kSummedQ + kCopies;
   static constexpr int kPairs = kSummedDy + kCopies;
-  static constexpr bool kReadsAhead = !kTf32<E> && Size <= 64;
+  static constexpr bool kReadsAhead = kOverlaps;
 };
 
 // The tiles of keys of a block; the first keys of a head, which most rows see under a causal mask,
@@ -204,6 +206,16 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
     SetZero(dv);
     WaitForStage(barriers, T::kK, at_k);
     int block = tile.begin, sample = tile.sample * (int)params.group.value;
+    int unreleased = -1;  // the stage of rows that a product still reads
+    const auto release_rows = [&](int stage) {
+      ReleaseStage(barriers, T::kQ, stage);
+      ReleaseStage(barriers, T::kDy, stage);
+    };
+    const auto finish_product = [&] {
+      WaitForProducts<0>();
+      if (unreleased >= 0) release_rows(unreleased);
+      unreleased = -1;
+    };
     for (int turn = 0; turn < (tile.end - tile.begin) * (int)params.group.value;
          turn++, at.Advance()) {
       const uint32_t q = memory + T::kOfQ + at.stage * T::kTileQ;
@@ -213,10 +225,6 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       const int row = block * T::kRows;
       [[maybe_unused]] const int of_rows = sample;
       if (++block == tile.end) block = tile.begin, sample++;  // of the next head
-      const auto release_rows = [&] {
-        ReleaseStage(barriers, T::kQ, at.stage);
-        ReleaseStage(barriers, T::kDy, at.stage);
-      };
       const auto wait_for_copy = [&](int pair) {
         if constexpr (kTf32<E>) WaitForStage(barriers, pair, at);
       };
@@ -232,7 +240,8 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       WaitForStage(barriers, T::kQ, at);
       if (kCausal && row + T::kRows <= tile.row + consumer * 64) {  // these rows see no key of it
         WaitForStage(barriers, T::kDy, at);
-        release_rows();
+        if constexpr (T::kOverlaps) finish_product();
+        release_rows(at.stage);
         wait_for_copy(T::kSummedDy);
         wait_for_copy(T::kSummedQ);
         release_copies();
@@ -244,6 +253,10 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       BeginProducts();
       BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
       OfRows<T::kRows, T::kReadsAhead> shifts(lse), of_dy(row_sums);
+      if constexpr (T::kOverlaps) {
+        WaitForProducts<2>();
+        if (unreleased >= 0) release_rows(unreleased);
+      }
       [[maybe_unused]] const auto kept = [&] {
         if constexpr (kDrops)
           return KeptOfKeys(drawn, of_rows, row, key);
@@ -293,14 +306,17 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       }
       Operand<E, T::kRows> of_scores;
       Round<E, false>(gradients, of_scores);
-      if constexpr (kTf32<E>) release_rows();
+      if constexpr (kTf32<E>) release_rows(at.stage);
       wait_for_copy(T::kSummedQ);
       BeginProducts();
       BeginProduct<E>(dk, of_scores, q + kToSummed);
-      WaitForProducts<0>();
-      if constexpr (!kTf32<E>) release_rows();
+      unreleased = at.stage;
+      if constexpr (T::kOverlaps) continue;
+      if constexpr (kTf32<E>) unreleased = -1;
+      finish_product();
       release_copies();
     }
+    if constexpr (T::kOverlaps) finish_product();
     ReleaseStage(barriers, T::kK, at_k.stage);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
@@ -362,7 +378,8 @@ struct RowsTiling {
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
   static constexpr int kQ = 0, kK = kStagesQ, kV = kK + kStages;  // pairs of barriers
   static constexpr int kSummedK = kV + kStages, kPairs = kSummedK + kCopies;
-  static constexpr bool kReads = kTf32<E> && !kLarge;  // q and dy into registers
+  static constexpr bool kReads = kTf32<E> && !kLarge;         // q and dy into registers
+  static constexpr bool kOverlaps = !kTf32<E> && Size <= 64;  // a block's last product and the next
 };
 
 struct RowsMaps {
@@ -432,6 +449,11 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
       ReadOperand<T::kSize, T::kRows>(of_dy, shared + of_warpgroup + T::kTileQ);
       ReleaseStage(barriers, T::kQ, at_q.stage);
     }
+    int unreleased = -1;  // the stage of keys that a product still reads
+    const auto release_keys = [&] {
+      if (unreleased >= 0) ReleaseStage(barriers, T::kK, unreleased);
+      unreleased = -1;
+    };
     for (int block = 0; block < tile.end; block++, at.Advance()) {
       const uint32_t k = memory + T::kOfK + at.stage * T::kTileK;
       const uint32_t v = memory + T::kOfV + at.stage * T::kTileK;
@@ -443,6 +465,10 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
       if (kCausal && column > last) {  // none of these rows sees a key of it
         WaitForStage(barriers, T::kV, at);
         ReleaseStage(barriers, T::kV, at.stage);
+        if constexpr (T::kOverlaps) {
+          WaitForProducts<0>();
+          release_keys();
+        }
         ReleaseStage(barriers, T::kK, at.stage);
         if constexpr (kTf32<E>) {
           WaitForStage(barriers, T::kSummedK, at);
@@ -461,6 +487,10 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
         BeginProduct<E>(gradients, of_dy, v, false);
       else
         BeginProduct<E, T::kSize, T::kRows>(gradients, dy, v);
+      if constexpr (T::kOverlaps) {
+        WaitForProducts<2>();
+        release_keys();
+      }
       [[maybe_unused]] const auto kept = [&] {
         if constexpr (kDrops)
           return KeptOfRows<T::kKeys / 8>(drawn, tile.sample, row, column);
@@ -492,8 +522,16 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
       if constexpr (kTf32<E>) WaitForStage(barriers, kSummed, at);
       BeginProducts();
       BeginProduct<E>(dq, operand, summed_k);
+      if constexpr (T::kOverlaps) {
+        unreleased = at.stage;
+      } else {
+        WaitForProducts<0>();
+        ReleaseStage(barriers, kSummed, at.stage);
+      }
+    }
+    if constexpr (T::kOverlaps) {
       WaitForProducts<0>();
-      ReleaseStage(barriers, kSummed, at.stage);
+      release_keys();
     }
     if constexpr (!T::kReads) ReleaseStage(barriers, T::kQ, at_q.stage);
 #pragma unroll

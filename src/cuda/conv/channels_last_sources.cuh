@@ -41,6 +41,7 @@ class Correlation16 {
  public:
   using Layout = PixelLayout;
   static constexpr bool kAlongM = false, kAlongN = false, kHasEpilogue = false;
+  static constexpr bool kSumsA = false;
   static constexpr bool kFloatResult = false;
   static constexpr int kProducers = 2;
 
@@ -85,6 +86,7 @@ class FilterGradient16 {
  public:
   using Layout = PixelLayout;
   static constexpr bool kAlongM = true, kAlongN = true, kHasEpilogue = false;
+  static constexpr bool kSumsA = false;
   static constexpr bool kFloatResult = true;
   static constexpr int kProducers = 2;
 

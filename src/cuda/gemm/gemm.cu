@@ -137,12 +137,13 @@ void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int
   RunGemm(op, gemm, stream, algorithm);
 }
 
-// y = op(A) op(B), and the sums over k of op(A) (of_a) or of op(B).
+// y = op(A) op(B), and the sums over k of op(A) (of_a) or of op(B), in float32.
+template <class T>
 void MatmulSums(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b,
                 int64_t algorithm, int64_t precision, int64_t of_a, DLArray* y, DLArray* sums,
                 DLStream stream) {
   const char* op = "matmul_sums";
-  Gemm gemm = Checked<float>(op, a, trans_a, b, trans_b, precision, y);
+  Gemm gemm = Checked<T>(op, a, trans_a, b, trans_b, precision, y);
   Enter(op, y, sums);
   if (Numel(sums) != (of_a ? gemm.m : gemm.n))
     Fail("%s: expected %ld sums, got shape %s", op, (long)(of_a ? gemm.m : gemm.n),
@@ -162,7 +163,7 @@ DLSYS_KERNEL_TYPED(cuda, matmul_bias, MatmulBias);
 DLSYS_KERNEL_TYPED(cuda, matmul_gradient, MatmulGradient);
 DLSYS_KERNEL_OF(cuda, matmul_bias_both, "matmul_bias_both", DL_BFLOAT16, MatmulBiasBoth<bfloat16>);
 DLSYS_KERNEL_OF(cuda, matmul_bias_both, "matmul_bias_both", DL_FLOAT16, MatmulBiasBoth<float16>);
-DLSYS_KERNEL(cuda, matmul_sums, MatmulSums);
+DLSYS_KERNEL_TYPED(cuda, matmul_sums, MatmulSums);
 DLSYS_ALGORITHMS(cuda, matmul_map, GemmAlgorithms);
 DLSYS_ALGORITHMS(cuda, matmul_bias, GemmAlgorithms);
 DLSYS_ALGORITHMS(cuda, matmul_bias_both, GemmAlgorithms);

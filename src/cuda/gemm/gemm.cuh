@@ -47,7 +47,7 @@ struct Gemm {
   bool sums_of_a = false;
   U8Operand u8 = U8Operand::kNone;
   const float* scale = nullptr;  // one float on the device: what a uint8 element is multiplied by
-  int dtype = DL_FLOAT32;        // or DL_BFLOAT16 or DL_FLOAT16, and no sums
+  int dtype = DL_FLOAT32;        // or DL_BFLOAT16 or DL_FLOAT16
   bool IsNarrow() const { return dtype != DL_FLOAT32; }
 };
 

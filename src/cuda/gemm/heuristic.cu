@@ -213,10 +213,15 @@ void RunEpilogue(const char* op, const Gemm& p, const float* partial, int splits
 }  // namespace
 
 void RunOperandSums(const char* op, const Gemm& p, DLStream stream) {
-  const float* of = p.sums_of_a ? p.a : p.b;
+  const void* of = p.sums_of_a ? p.a : p.b;
   const int64_t extent = p.sums_of_a ? p.m : p.n;
   const bool k_major = p.sums_of_a ? p.trans_a : !p.trans_b;
-  SumAxis(op, p.ctx, of, k_major ? 1 : extent, p.k, k_major ? extent : 1, 1.f, p.sums, stream);
+  const auto sum = [&](auto* x) {
+    SumAxis(op, p.ctx, x, k_major ? 1 : extent, p.k, k_major ? extent : 1, 1.f, p.sums, stream);
+  };
+  if (p.dtype == DL_FLOAT32) return sum((const float*)of);
+  if (p.dtype == DL_BFLOAT16) return sum((const bfloat16*)of);
+  sum((const float16*)of);
 }
 
 bool OwnGemmIsForced() {

@@ -35,6 +35,8 @@ struct Tiling {
   static constexpr int kStages = Stages, kStagingN = StagingN;
   static constexpr bool kPingPong = PingPong;
   static constexpr bool kOfGradients = OfGradients;  // alone, of epilogues with a function
+  // The compiler would let one product wait for the next where those of ping-pong are many.
+  static constexpr bool kMakesSums = !PingPong && !OfGradients;
   static constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = WarpgroupM * 64;  // of a consumer
   static constexpr int kTileM = PingPong ? kRows : kConsumers * kRows;
@@ -48,9 +50,11 @@ struct Tiling {
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
-  static constexpr int kSharedNbytes =
-      kAlignment + Stages * kStageNbytes + kConsumers * kStagingNbytes;
-  static_assert(kSharedNbytes <= 231 << 10, "227 KB a block, and a few barriers");
+  // Eight rows of ones lie behind the buffers: B of the products that sum rows of A.
+  static constexpr int kOnesAt = Stages * kStageNbytes + kConsumers * kStagingNbytes;
+  static constexpr int kOnesNbytes = 8 * kRowNbytes;
+  static constexpr int kSharedNbytes = kAlignment + kOnesAt + kOnesNbytes;
+  static_assert(kSharedNbytes <= 226 << 10, "227 KB a block, and a few barriers");
 };
 
 // A GEMM, batched, as the kernel sees it; C of batch z is at c + z m n.
@@ -70,6 +74,10 @@ struct Params {
   fast::Gate gate;  // of the activation or gradient, where it is one
   bool aligned;     // rows of C, before, bias and side are at multiples of four elements
   bool in_boxes;    // and, of 16 bits, those of results where TMA can write them
+  // The sums of A over K in parts (col_tiles, sum_parts, m), of which a tile of C has as many as it
+  // may have splits; or null.
+  float* sums;
+  int sum_parts;
 };
 
 // Where a cluster works: panels [begin, end) of a tile, as one of its splits, which is at `slot` in
@@ -174,6 +182,7 @@ class Matrices {
  public:
   struct Layout {};
   static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
+  static constexpr bool kSumsA = kAlongM_ && sizeof(E) == 2;  // where asked to
   static constexpr bool kFloatResult = sizeof(E) == 4;
   static constexpr int kProducers = 1;
 
@@ -234,11 +243,63 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
 template <class T>
 using Accumulators = float[T::kWarpgroupM][T::kBlocks][4];
 
+// The sums over K of a consumer's rows of A, as products with ones. The tiles of C that read the
+// same rows take their panels in turn, so that all are equally long.
+template <class E, class T, class Source>
+class RowSums {
+ public:
+  static constexpr bool kMade = Source::kSumsA && T::kMakesSums;
+
+  __device__ __forceinline__ RowSums(const Params& params, uint32_t memory) : params_(params) {
+    if (kMade) ones_ = Descriptor(memory + T::kOnesAt, 16, 1024);
+  }
+  __device__ __forceinline__ void Begin(const Segment& segment, int col) {
+    if (!kMade) return;
+    const int tiles = params_.col_tiles;
+    col_tile_ = col / T::kTileN;
+    wait_ = params_.sums ? (col_tile_ - segment.begin % tiles + tiles) % tiles : INT_MAX;
+#pragma unroll
+    for (int q = 0; q < 4 * T::kWarpgroupM; q++) d_[q / 4][0][q % 4] = 0.f;
+  }
+  // True where the next panel falls to this tile.
+  __device__ __forceinline__ bool TakesNext() {
+    if (wait_-- > 0) return false;
+    wait_ = params_.col_tiles - 1;
+    return true;
+  }
+  __device__ __forceinline__ void Add(int i, uint64_t of_a) {
+    if constexpr (kMade) MultiplyAdd<E, Source::kAlongM, false>(d_[i], of_a, ones_, true);
+  }
+  // Stores the part of a segment; the last split of a tile clears the parts that it does not have.
+  __device__ __forceinline__ void Store(const Segment& segment, int first_row) const {
+    if (!kMade || !params_.sums || threadIdx.x % 4) return;
+    const int end =
+        segment.split + 1 < segment.splits ? segment.split + 1 : params_.sum_parts;
+    const int row0 = first_row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll 1
+    for (int part = segment.split; part < end; part++) {
+      float* const to =
+          params_.sums + ((int64_t)col_tile_ * params_.sum_parts + part) * params_.m + row0;
+#pragma unroll
+      for (int i = 0; i < 2 * T::kWarpgroupM; i++) {
+        const int row = i / 2 * 64 + i % 2 * 8;
+        if (row0 + row < params_.m) to[row] = part == segment.split ? d_[i / 2][0][i % 2 * 2] : 0.f;
+      }
+    }
+  }
+
+ private:
+  const Params& params_;
+  uint64_t ones_;
+  float d_[T::kWarpgroupM][1][4];
+  int col_tile_, wait_;
+};
+
 // Adds the products of `count` panels, first into zeros. Each stage is released as soon as the
 // products that read it are done; `issued` is called when all are under way.
-template <class E, class T, bool kAlongM, bool kAlongN, class Release, class Issued>
-__device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, uint32_t memory,
-                                               uint32_t full, int first_row,
+template <class E, class T, bool kAlongM, bool kAlongN, class Sums, class Release, class Issued>
+__device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, Sums& sums, int count,
+                                               uint32_t memory, uint32_t full, int first_row,
                                                RingPosition<T::kStages>& at, Release&& release,
                                                Issued&& issued) {
   constexpr int kAcross = 128 / (int)sizeof(E) * T::kRowNbytes;  // a column of boxes
@@ -246,6 +307,11 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, ui
   for (int panel = 0; panel < count; panel++, at.Advance()) {
     const uint32_t a = memory + at.stage * T::kStageNbytes + first_row * T::kRowNbytes;
     const uint32_t b = memory + at.stage * T::kStageNbytes + T::kPanelA;
+    const auto of_a = [&](int i, int k) {
+      const uint32_t rows = a + i * 64 * T::kRowNbytes;
+      return kAlongM ? Descriptor(rows + k * 2048, kAcross, 1024)
+                     : Descriptor(rows + k * 32, 16, 1024);
+    };
     WaitForPhase(full + at.stage * 8, at.parity);
     BeginProducts();
 #pragma unroll
@@ -253,12 +319,13 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, ui
       const uint64_t of_b =
           kAlongN ? Descriptor(b + k * 2048, kAcross, 1024) : Descriptor(b + k * 32, 16, 1024);
 #pragma unroll
-      for (int i = 0; i < T::kWarpgroupM; i++) {
-        const uint32_t rows = a + i * 64 * T::kRowNbytes;
-        const uint64_t of_a = kAlongM ? Descriptor(rows + k * 2048, kAcross, 1024)
-                                      : Descriptor(rows + k * 32, 16, 1024);
-        MultiplyAdd<E, kAlongM, kAlongN>(d[i], of_a, of_b, panel + k > 0);
-      }
+      for (int i = 0; i < T::kWarpgroupM; i++)
+        MultiplyAdd<E, kAlongM, kAlongN>(d[i], of_a(i, k), of_b, panel + k > 0);
+    }
+    if (Sums::kMade && sums.TakesNext()) {
+      BeginProducts();
+#pragma unroll
+      for (int q = 0; q < 4 * T::kWarpgroupM; q++) sums.Add(q / 4, of_a(q / 4, q % 4));
     }
     CloseProducts();
     WaitForProducts<1>();
@@ -272,10 +339,10 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, ui
 
 // The same, more exactly: tensor cores cut off what an addition does not hold, so that their error
 // grows with K. A few panels' sums at a time are added by ordinary, rounded additions.
-template <class E, class T, class Release>
-__device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int count,
-                                                      uint32_t memory, uint32_t full, int first_row,
-                                                      RingPosition<T::kStages>& at,
+template <class E, class T, class Sums, class Release>
+__device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, Sums& of_rows,
+                                                      int count, uint32_t memory, uint32_t full,
+                                                      int first_row, RingPosition<T::kStages>& at,
                                                       Release&& release) {
   constexpr int kPanels = 8;
 #pragma unroll
@@ -285,8 +352,8 @@ __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int
   }
   for (int panel = 0; panel < count; panel += kPanels) {
     Accumulators<T> d;
-    MultiplyPanels<E, T, false, false>(d, min(kPanels, count - panel), memory, full, first_row, at,
-                                       release, [] {});
+    MultiplyPanels<E, T, false, false>(d, of_rows, min(kPanels, count - panel), memory, full,
+                                       first_row, at, release, [] {});
 #pragma unroll
     for (int q = 0; q < T::kWarpgroupM * T::kBlocks; q++) {
       float (&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
@@ -802,6 +869,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   Boxes<R, T, Source> boxes =
       BoxesOf<R, T, Source>(params, layout, shared, empty, threadIdx.x / 32);
   Accumulators<T> d;
+  RowSums<E, T, Source> sums(params, memory);
   Pair<R> bias[T::kBlocks];
   RingPosition<T::kStages> at;
   Segments<T> segments(params);
@@ -821,15 +889,17 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
       boxes.Begin(origin, map_other);
       if (params.bias) ReadBias<R, T>(bias, params, origin.col);
     }
+    sums.Begin(segment, origin.col);
     if (T::kPingPong) SyncThreads(kTurn + consumer, 256);
     const auto issued = [&] {
       if (T::kPingPong && more) ArriveThreads(kTurn + 1 - consumer, 256);
     };
     if constexpr (kExact)
-      MultiplyPanelsExactly<E, T>(d, count, memory, full, first_row, at, release);
+      MultiplyPanelsExactly<E, T>(d, sums, count, memory, full, first_row, at, release);
     else
-      MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, count, memory, full, first_row, at,
-                                                             release, issued);
+      MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, sums, count, memory, full,
+                                                             first_row, at, release, issued);
+    sums.Store(segment, origin.row);
     if (in_boxes) {
       if (segment.splits > 1) AddPartials<T>(d, params, segment, rank, part, consumer);
       StoreTile<R, T, Source>(d, bias, boxes, params, map_c, map_other);
@@ -870,6 +940,11 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     }
     for (int k = 0; k < kBoxBarriers; k++) InitBarrier(empty + (T::kStages + k) * 8, 1);
     PublishBarriers();
+  }
+  if constexpr (RowSums<E, T, Source>::kMade) {
+    if (threadIdx.x < T::kOnesNbytes / 4)
+      ((uint32_t*)(shared + T::kOnesAt))[threadIdx.x] = Packed<E>(1.f, 1.f);
+    LetBulkFollow();
   }
   if (T::kCluster > 1)
     MeetCluster();

@@ -3,10 +3,10 @@
 //
 // A block takes a row as vectors of 16 bytes, each of which one thread has for all three passes:
 // the maximum, the sum of exp(x - max), the gradient. Vectors wait in shared memory, those that do
-// not fit are read again; the next row's are on their way while the gradient is written. Vectors
-// that a row shares with its neighbors are read and written by elements. Statistics are float32.
-// The gradient may overwrite the logits. Memory bandwidth limits it, of 16 bits nearly as much the
-// two exponentials an element.
+// not fit are read again; all of the next row's are on their way meanwhile, to a place of their
+// own. Vectors that a row shares with its neighbors are read and written by elements. Statistics
+// are float32. The gradient may overwrite the logits. Memory bandwidth limits it, of 16 bits nearly
+// as much the two exponentials an element.
 #pragma once
 #include <cstring>
 
@@ -15,8 +15,9 @@
 namespace dlsys {
 namespace cuda {
 
-constexpr int kLongRowThreads = 512, kLongRowBlocks = 2;  // of a multiprocessor
-constexpr int64_t kLongRowClasses = 4096;                 // and more: a vector a thread
+constexpr int kLongRowThreads = 1024;  // of a multiprocessor, in one block, or in two
+constexpr int64_t kWideRow = 2048;     // vectors from which on a row has all of them
+constexpr int64_t kLongRowClasses = 4096;
 
 // exp(x) for x <= 0, of 16-bit floats to about 2^-22.
 template <class T>
@@ -119,89 +120,111 @@ struct RowGradients {
   __device__ __forceinline__ void Take(int64_t, float) const {}
 };
 
+// The vector, before its row's gradient is written: of the slots, or of memory.
+template <class T>
+__device__ __forceinline__ Vector<T> LoadVector(const LongRow<T>& row, const Vector<T>* slots,
+                                                int resident, int j) {
+  return j < resident ? Vector<T>::From(slots + j) : row.Read(j);
+}
+
+// Over all threads of the block: the maximum of a row, and the sum of exp(x - max).
+template <int kThreads, class T>
+__device__ __forceinline__ float LargestOf(const LongRow<T>& row, const Vector<T>* slots,
+                                           int resident) {
+  float largest = -INFINITY;
+#pragma unroll 4
+  for (int j = threadIdx.x; j < row.count(); j += kThreads) {
+    const Vector<T> v = LoadVector(row, slots, resident, j);
+#pragma unroll
+    for (int e = 0; e < LongRow<T>::kCount; e++) largest = fmaxf(largest, (float)v.x[e]);
+  }
+  return GroupReduce<MaxMonoid, kThreads>(largest);
+}
+template <int kThreads, class T>
+__device__ __forceinline__ float SumOfExp(const LongRow<T>& row, const Vector<T>* slots,
+                                          int resident, float largest) {
+  float sums[2] = {};
+#pragma unroll 2
+  for (int j = threadIdx.x; j < row.count(); j += kThreads) {
+    const Vector<T> v = LoadVector(row, slots, resident, j);
+#pragma unroll
+    for (int e = 0; e < LongRow<T>::kCount; e++) sums[e % 2] += ExpOf<T>((float)v.x[e] - largest);
+  }
+  return GroupReduce<SumMonoid, kThreads>(sums[0] + sums[1]);
+}
+
 // Goes along every gridDim.x-th row of x (rows, classes); dx lies as x does within 16 bytes.
-// `resident` vectors of a row fit shared memory.
-template <class T, class Use>
+// `resident` vectors of each of two rows fit shared memory.
+template <int kThreads, class T, class Use>
 __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const T* x,
                                             const Labels& labels, T* dx, int resident, Use& use) {
-  constexpr int kThreads = kLongRowThreads, kCount = Vector<T>::kCount;
-  Vector<T>* const slots = DynamicShared<Vector<T>>();
+  constexpr int kCount = Vector<T>::kCount;
+  Vector<T>* slots = DynamicShared<Vector<T>>();
+  Vector<T>* others = slots + resident;
   const auto row_of = [&](int64_t r) { return LongRow<T>((T*)x, r, rows, classes); };
+  const auto label_of = [&](int64_t r) { return r < rows ? (int64_t)labels.At(r) : -1; };
+  const auto begin_reads = [&](const LongRow<T>& of, Vector<T>* to) {
+    for (int j = threadIdx.x; j < min(of.count(), resident); j += kThreads) of.BeginRead(j, to + j);
+    CloseCopies();
+  };
   LongRow<T> row = row_of(blockIdx.x);
-  for (int j = threadIdx.x; j < min(row.count(), resident); j += kThreads)
-    row.BeginRead(j, slots + j);
-  CloseCopies();
+  begin_reads(row, slots);
+  int64_t label = label_of(blockIdx.x);
   for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
     const LongRow<T> next = row_of(r + gridDim.x);
-    const int64_t label = labels.At(r);
+    begin_reads(next, others);
+    const int64_t next_label = label_of(r + gridDim.x);
     const bool valid = label >= 0 && label < classes;
-    // Read before the barriers, behind which the gradient may overwrite it.
-    const float logit = valid && threadIdx.x == 0 ? (float)x[r * classes + label] : NAN;
-    const auto load = [&](int j) {
-      return j < resident ? Vector<T>::From(slots + j) : row.Read(j);
-    };
-    WaitForCopies<0>();
-    float largest = -INFINITY;
-#pragma unroll 4
-    for (int j = threadIdx.x; j < row.count(); j += kThreads) {
-      const Vector<T> v = load(j);
-#pragma unroll
-      for (int e = 0; e < kCount; e++) largest = fmaxf(largest, (float)v.x[e]);
-    }
-    largest = GroupReduce<MaxMonoid, kThreads>(largest);
-    float sums[2] = {};
-#pragma unroll 2
-    for (int j = threadIdx.x; j < row.count(); j += kThreads) {
-      const Vector<T> v = load(j);
-#pragma unroll
-      for (int e = 0; e < kCount; e++) sums[e % 2] += ExpOf<T>((float)v.x[e] - largest);
-    }
-    const float sum = GroupReduce<SumMonoid, kThreads>(sums[0] + sums[1]);
+    const int label_vector = valid ? row.VectorOf(label) : -1, label_at = row.ElementOf(label);
+    WaitForCopies<1>();
+    const float largest = LargestOf<kThreads>(row, slots, resident);
+    // Read before the barriers behind which the gradient may overwrite it.
+    float logit = NAN;
+    if (valid && threadIdx.x == 0)
+      logit = label_vector < resident ? slots[label_vector].x[label_at] : x[r * classes + label];
+    const float sum = SumOfExp<kThreads>(row, slots, resident, largest);
     if (threadIdx.x == 0) {
       use.Take(r, logf(sum) - (logit - largest));
       if (!valid) labels.faults.OutOfRange(label, r, classes);
     }
     const float share = 1.f / sum, dy = valid ? use.Dy(r) : NAN, factor = share * dy;
-    const int label_vector = valid ? row.VectorOf(label) : -1, label_at = row.ElementOf(label);
     const LongRow<T> to(dx, r, rows, classes);
-    for (int j = threadIdx.x; j < max(row.count(), next.count()); j += kThreads) {
-      if (Use::kGradient && j < row.count()) {
-        const Vector<T> v = load(j);
-        Vector<T> d;
+    for (int j = threadIdx.x; Use::kGradient && j < row.count(); j += kThreads) {
+      const Vector<T> v = LoadVector(row, slots, resident, j);
+      Vector<T> d;
 #pragma unroll
-        for (int e = 0; e < kCount; e++) d.x[e] = T(ExpOf<T>((float)v.x[e] - largest) * factor);
-        if (j == label_vector) {
+      for (int e = 0; e < kCount; e++) d.x[e] = T(ExpOf<T>((float)v.x[e] - largest) * factor);
+      if (j == label_vector) {
 #pragma unroll
-          for (int e = 0; e < kCount; e++)
-            if (e == label_at) d.x[e] = T((ExpOf<T>((float)v.x[e] - largest) * share - 1.f) * dy);
-        }
-        to.Write(j, d);
+        for (int e = 0; e < kCount; e++)
+          if (e == label_at) d.x[e] = T((ExpOf<T>((float)v.x[e] - largest) * share - 1.f) * dy);
       }
-      if (j < min(next.count(), resident)) next.BeginRead(j, slots + j);
+      to.Write(j, d);
     }
-    CloseCopies();
-    row = next;
+    row = next, label = next_label;
+    Vector<T>* const done = slots;
+    slots = others, others = done;
   }
 }
 
 // loss[0] = `scale` times the sum of the losses of the rows, dx (rows, classes) = their gradients.
-template <class T>
-__global__ void __launch_bounds__(kLongRowThreads, kLongRowBlocks)
+template <int kThreads, class T>
+__global__ void __launch_bounds__(kThreads, kLongRowThreads / kThreads)
     FusedLongRowsKernel(int64_t rows, int64_t classes, const T* x, SparseLabels labels, T* dx,
                         int resident, GridReduction reduction, float scale, Output loss) {
   GridDependencySynchronize();
   const unsigned arrival = Arrive(reduction);
   SummedLosses losses{labels.dy, 0.f};
-  GoAlongRows(rows, classes, x, labels.of, dx, resident, losses);
+  GoAlongRows<kThreads>(rows, classes, x, labels.of, dx, resident, losses);
   TriggerProgrammaticLaunch();
-  FinishGridSum<kLongRowThreads>(losses.sum, arrival, reduction, scale, loss);
+  FinishGridSum<kThreads>(losses.sum, arrival, reduction, scale, loss);
 }
 
-template <class T, class Use>
-__global__ void __launch_bounds__(kLongRowThreads, kLongRowBlocks)
+template <int kThreads, class T, class Use>
+__global__ void __launch_bounds__(kThreads, kLongRowThreads / kThreads)
     LongRowsKernel(int64_t rows, int64_t classes, const T* x, Labels labels, T* dx, int resident,
                    Use use) {
-  GoAlongRows(rows, classes, x, labels, dx, resident, use);
+  GoAlongRows<kThreads>(rows, classes, x, labels, dx, resident, use);
 }
 
 template <class T>
@@ -210,21 +233,30 @@ bool HasLongRows(int64_t classes, const T* x, const T* dx) {
          (uintptr_t)x % 16 == (uintptr_t)dx % 16;
 }
 
-// The blocks of a launch, and the vectors of a row that lie in the shared memory of each.
+// The blocks of a launch, and the vectors of each of two rows that lie in the shared memory of one.
 struct LongRowsGrid {
   unsigned blocks;
   int resident;
-  size_t SharedNbytes() const { return (size_t)resident * 16; }
+  bool wide;  // a block takes a multiprocessor
+  size_t SharedNbytes() const { return (size_t)resident * 2 * 16; }
 
   LongRowsGrid(int device, int64_t rows, int64_t classes, int vector) {
     constexpr int64_t kStatic = 2048;  // that the system and the kernel's own arrays take
-    const int64_t fits = ((int64_t)SharedLimit(device) / kLongRowBlocks - kStatic) / 16;
     const int64_t most = CeilDiv(classes, vector) + 1;
+    wide = most > kWideRow;
+    const int on_each = wide ? 1 : 2;
+    const int64_t fits = ((int64_t)SharedLimit(device) / on_each - kStatic) / (2 * 16);
     resident = (int)(most < fits ? most : fits);
-    int64_t count = (int64_t)Multiprocessors(device) * kLongRowBlocks;
+    int64_t count = (int64_t)Multiprocessors(device) * on_each;
     if (kMaxPartials < count) count = kMaxPartials;
     if (rows < count) count = rows ? rows : 1;
     blocks = (unsigned)count;
+  }
+  // Calls run with the threads of a block as a type.
+  template <class Run>
+  void WithThreads(const Run& run) const {
+    wide ? run(std::integral_constant<int, kLongRowThreads>())
+         : run(std::integral_constant<int, kLongRowThreads / 2>());
   }
 };
 
@@ -233,18 +265,24 @@ void RunFusedLongRows(const char* op, int device, const T* x, int64_t rows, int6
                       const SparseLabels& labels, T* dx, const GridReduction& reduction,
                       float scale, Output loss, DLStream stream) {
   const LongRowsGrid grid(device, rows, classes, Vector<T>::kCount);
-  LaunchClusters(op, FusedLongRowsKernel<T>, grid.blocks, 1, kLongRowThreads, grid.SharedNbytes(),
-                 ComputeMajor(device) >= 9, stream, rows, classes, x, labels, dx, grid.resident,
-                 reduction, scale, loss);
+  grid.WithThreads([&](auto threads) {
+    constexpr int kThreads = decltype(threads)::value;
+    LaunchClusters(op, FusedLongRowsKernel<kThreads, T>, grid.blocks, 1, kThreads,
+                   grid.SharedNbytes(), ComputeMajor(device) >= 9, stream, rows, classes, x, labels,
+                   dx, grid.resident, reduction, scale, loss);
+  });
 }
 
 template <class T, class Use>
 void RunLongRows(const char* op, int device, const T* x, const Rows& rows, const Labels& labels,
                  T* dx, const Use& use, DLStream stream) {
   const LongRowsGrid grid(device, rows.count, rows.classes, Vector<T>::kCount);
-  AllowShared(op, (const void*)LongRowsKernel<T, Use>, grid.SharedNbytes());
-  Launch(op, LongRowsKernel<T, Use>, grid.blocks, kLongRowThreads, grid.SharedNbytes(), stream,
-         rows.count, rows.classes, x, labels, dx, grid.resident, use);
+  grid.WithThreads([&](auto threads) {
+    constexpr int kThreads = decltype(threads)::value;
+    AllowShared(op, (const void*)LongRowsKernel<kThreads, T, Use>, grid.SharedNbytes());
+    Launch(op, LongRowsKernel<kThreads, T, Use>, grid.blocks, kThreads, grid.SharedNbytes(), stream,
+           rows.count, rows.classes, x, labels, dx, grid.resident, use);
+  });
 }
 
 }  // namespace cuda

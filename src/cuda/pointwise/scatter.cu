@@ -3,9 +3,11 @@
 //
 // An LSD radix sort with 8-bit digits sorts the updates by their row of y; a block counts and
 // scatters a tile of keys with one thread a digit, which makes it stable. Then y is written once: a
-// thread an element sums the segment of its row, and segments longer than kLong get blocks of their
-// own. Indices out of range sort behind all rows, are reported (fault.cuh) and make all of y NaN.
-// The passes of the sort limit it for short rows, memory bandwidth otherwise.
+// warp sums the segment of a row, four columns a lane, or a thread that of an element where rows
+// are short or do not lie in quads, and segments longer than kLong get blocks of their own. Indices
+// out of range sort behind all rows, are reported (fault.cuh) and make all of y NaN. The passes of
+// the sort limit it for short rows, memory bandwidth otherwise.
+#include "cuda/pointwise/quad.cuh"
 #include "cuda/runtime/fault.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/indexing.h"
@@ -16,7 +18,8 @@ namespace {
 
 constexpr int kDigits = kThreads;  // a digit has 8 bits, a thread each of its values
 constexpr int kDigitBits = 8;
-constexpr int kTile = 1024;
+constexpr int kTile = 512;
+constexpr int64_t kQuadRow = 64;           // columns from which on a warp takes a row
 constexpr int kLong = 64;                  // the longest segment that one thread sums
 constexpr int kCols = 32;                  // columns of a block for a long segment
 constexpr int kSlices = kThreads / kCols;  // threads that share the updates of a column
@@ -45,23 +48,26 @@ __global__ void KeysKernel(Indices indices, int32_t* keys, int32_t* order, int64
   }
 }
 
-// Loads the digits of a tile of keys to shared memory and returns their count.
-__device__ __forceinline__ int LoadDigits(const int32_t* keys, int64_t count, int shift,
-                                          int* digits) {
+// Loads this block's tile of `count` keys or of their order to shared memory; returns its size.
+__device__ __forceinline__ int LoadTile(const int32_t* from, int64_t count, int32_t* tile) {
   const int64_t first = (int64_t)blockIdx.x * kTile;
   const int filled = (int)(count - first < kTile ? count - first : kTile);
-  for (int i = threadIdx.x; i < filled; i += kThreads)
-    digits[i] = keys[first + i] >> shift & (kDigits - 1);
+  for (int i = threadIdx.x; i < filled; i += kThreads) tile[i] = from[first + i];
   __syncthreads();
   return filled;
 }
 
+__device__ __forceinline__ bool HasDigit(int32_t key, int shift) {
+  return (key >> shift & (kDigits - 1)) == (int)threadIdx.x;
+}
+
 // counts (kDigits, tiles): how often each digit occurs in each tile
 __global__ void HistogramKernel(const int32_t* keys, int64_t count, int shift, int32_t* counts) {
-  __shared__ int digits[kTile];
-  const int filled = LoadDigits(keys, count, shift, digits);
+  __shared__ int32_t tile[kTile];
+  const int filled = LoadTile(keys, count, tile);
   int32_t found = 0;
-  for (int i = 0; i < filled; i++) found += digits[i] == (int)threadIdx.x;
+#pragma unroll 8
+  for (int i = 0; i < filled; i++) found += HasDigit(tile[i], shift);
   counts[(int64_t)threadIdx.x * gridDim.x + blockIdx.x] = found;
 }
 
@@ -88,14 +94,15 @@ __global__ void ScanKernel(int32_t* counts, int64_t n) {
 __global__ void RadixScatterKernel(const int32_t* keys, const int32_t* order, int64_t count,
                                    int shift, const int32_t* starts, int32_t* new_keys,
                                    int32_t* new_order) {
-  __shared__ int digits[kTile];
-  const int filled = LoadDigits(keys, count, shift, digits);
-  const int64_t first = (int64_t)blockIdx.x * kTile;
+  __shared__ int32_t tile[kTile], tile_order[kTile];
+  LoadTile(order, count, tile_order);
+  const int filled = LoadTile(keys, count, tile);
   int64_t to = starts[(int64_t)threadIdx.x * gridDim.x + blockIdx.x];
+#pragma unroll 4
   for (int i = 0; i < filled; i++) {
-    if (digits[i] != (int)threadIdx.x) continue;
-    new_keys[to] = keys[first + i];
-    new_order[to] = order[first + i];
+    if (!HasDigit(tile[i], shift)) continue;
+    new_keys[to] = tile[i];
+    new_order[to] = tile_order[i];
     to++;
   }
 }
@@ -143,6 +150,29 @@ __global__ void SumKernel(const T* updates, Sorted sorted, T* y, int64_t n, Shap
       y[i] = T(NAN);
     else if (end - begin <= kLong)
       y[i] = T(SumUpdates(column, sorted.order, begin, end, 1, shape.inner));
+  }
+}
+
+// The same of rows of whole quads, by warps.
+template <class T>
+__global__ void SumQuadsKernel(const T* updates, Sorted sorted, T* y, Shape shape) {
+  const bool valid = sorted.starts[shape.n] == shape.count;
+  const float unsummed = valid ? 0.f : NAN;
+  for (int64_t i = FirstItem() / 32; i < shape.outer * shape.n; i += ItemStep() / 32) {
+    const int64_t outer = shape.outer == 1 ? 0 : i / shape.n, row = i - outer * shape.n;
+    const int begin = sorted.starts[row], end = valid ? sorted.starts[row + 1] : begin;
+    if (end - begin > kLong) continue;
+    const T* const from = updates + outer * shape.count * shape.inner;
+#pragma unroll 2
+    for (int64_t col = threadIdx.x % 32 * 4; col < shape.inner; col += 32 * 4) {
+      float4 sum = make_float4(unsummed, unsummed, unsummed, unsummed);
+#pragma unroll 2
+      for (int k = begin; k < end; k++) {
+        const float4 v = LoadQuad(from + sorted.order[k] * shape.inner + col);
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+      }
+      StoreQuad(y + i * shape.inner + col, sum);
+    }
   }
 }
 
@@ -247,7 +277,11 @@ void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DL
   const Faults faults = FaultsOf(op, "index", y->ctx.device_id);
   const int at = SortByRow(op, checked, shape, work, faults, stream);
   const Sorted sorted{work.order[at], work.starts};
-  Launch(op, SumKernel<T>, Blocks(n), kThreads, 0, stream, from, sorted, to, n, shape);
+  if (shape.inner >= kQuadRow && shape.inner % 4 == 0 && Aligned16(from) && Aligned16(to))
+    Launch(op, SumQuadsKernel<T>, Blocks(shape.outer * shape.n, kThreads / 32), kThreads, 0, stream,
+           from, sorted, to, shape);
+  else
+    Launch(op, SumKernel<T>, Blocks(n), kThreads, 0, stream, from, sorted, to, n, shape);
   if (shape.count <= kLong) return;
   const int64_t col_blocks = CeilDiv(shape.inner, kCols);
   const int64_t jobs = shape.outer * CeilDiv(shape.count, kLong) * col_blocks;

@@ -241,10 +241,15 @@ DLSYS_KERNEL_OF(cuda, reduce_sum, "reduce_sum", DL_INT64, ReduceSum<int64_t>);
 
 }  // namespace
 
-void SumAxis(const char* op, DLContext ctx, const float* x, int64_t outer, int64_t n, int64_t inner,
-             float scale, Output y, DLStream stream) {
-  SumMiddle(op, ctx, x, Extents{outer, n, inner}, scale, y, stream);
-}
+#define DLSYS_SUM_AXIS(T)                                                                          \
+  void SumAxis(const char* op, DLContext ctx, const T* x, int64_t outer, int64_t n, int64_t inner, \
+               float scale, Output y, DLStream stream) {                                           \
+    SumMiddle(op, ctx, x, Extents{outer, n, inner}, scale, y, stream);                             \
+  }
+DLSYS_SUM_AXIS(float)
+DLSYS_SUM_AXIS(bfloat16)
+DLSYS_SUM_AXIS(float16)
+#undef DLSYS_SUM_AXIS
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -1,5 +1,5 @@
-// SumAxis: the sum of one axis of a contiguous float32 array, scaled, for kernels of other files
-// that end in one (split-K, means, gradients of filters). It is the reduction of axis.cuh with the
+// SumAxis: the sum of one axis of a contiguous array of float32 or of a storage type, scaled, for
+// kernels of other files that end in one (split-K, means, gradients of biases and filters). It is the reduction of axis.cuh with the
 // monoid of sums: the order depends on the sizes only. The result is float32 or of a storage type
 // and does not overlap the array. Memory bandwidth limits it.
 #pragma once
@@ -33,6 +33,10 @@ struct Output {
 // the sizes only. It takes scratch where n is large and outer * inner is small.
 void SumAxis(const char* op, DLContext ctx, const float* x, int64_t outer, int64_t n, int64_t inner,
              float scale, Output y, DLStream stream);
+void SumAxis(const char* op, DLContext ctx, const bfloat16* x, int64_t outer, int64_t n,
+             int64_t inner, float scale, Output y, DLStream stream);
+void SumAxis(const char* op, DLContext ctx, const float16* x, int64_t outer, int64_t n,
+             int64_t inner, float scale, Output y, DLStream stream);
 
 }  // namespace cuda
 }  // namespace dlsys

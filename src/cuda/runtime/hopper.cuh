@@ -292,8 +292,8 @@ __device__ __forceinline__ void WaitForProducts() {
 template <class T, bool kAlongM, bool kAlongN, int kBlocks>
 __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, uint64_t b,
                                             bool accumulate) {
-  static_assert(kBlocks == 4 || kBlocks == 8 || kBlocks == 16 || kBlocks == 32,
-                "32 to 256 columns");
+  static_assert(kBlocks == 1 || kBlocks == 4 || kBlocks == 8 || kBlocks == 16 || kBlocks == 32,
+                "8 or 32 to 256 columns");
   static_assert(!std::is_same_v<T, float> || !(kAlongM || kAlongN), "tf32 lies along K");
   if constexpr (kBlocks == 32) {
     DLSYS_WGMMA_TYPES(256, (DLSYS_REGS64(d, 0), DLSYS_REGS64(d, 16)), DLSYS_NAMES128, "%128",
@@ -303,8 +303,10 @@ __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, 
   } else if constexpr (kBlocks == 8) {
     DLSYS_WGMMA_TYPES(64, (DLSYS_REGS16(d, 0), DLSYS_REGS16(d, 4)), DLSYS_NAMES32, "%32", "%33",
                       "%34", "%35", "%36");
-  } else {
+  } else if constexpr (kBlocks == 4) {
     DLSYS_WGMMA_TYPES(32, (DLSYS_REGS16(d, 0)), DLSYS_NAMES16, "%16", "%17", "%18", "%19", "%20");
+  } else {
+    DLSYS_WGMMA_TYPES(8, (DLSYS_REGS4(d, 0)), "%0,%1,%2,%3", "%4", "%5", "%6", "%7", "%8");
   }
 }
 

@@ -146,7 +146,10 @@ void RunCublasGemm(const char* op, const Gemm& p, DLStream stream, int c_dtype) 
 }
 
 void RunNarrowCublasGemm(const char* op, const Gemm& p, DLStream stream) {
-  if (p.epilogue.Empty()) return RunCublasGemm(op, p, stream, p.dtype);
+  if (p.epilogue.Empty()) {
+    RunCublasGemm(op, p, stream, p.dtype);
+    return RunEpilogueAndSums(op, p, stream);
+  }
   const InFloat32 result(op, p, stream, /*operands=*/false);
   RunCublasGemm(op, result.get(), stream);
   RunEpilogueAndSums(op, result.get(), stream);

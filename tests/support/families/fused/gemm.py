@@ -112,7 +112,8 @@ def matmul_gradient(a: Any, b: Any, side: Any, **attrs: Any) -> Any:
 
 
 def matmul_sums(a: Any, b: Any, part: int, of_A: bool, **flags: Any) -> Any:
-    outputs = ad.matmul_op(a, b, **flags), ad.sum_op(a if of_A else b, axis=0)
+    total = ad.sum_op(a if of_A else b, axis=0, dtype=np.float32)
+    outputs = ad.matmul_op(a, b, **flags), total
     body = close((a, b), outputs)
     return gemm_epilogue.matmul_sums_op(a, b, body=body, of_A=of_A, **flags)[part]
 
