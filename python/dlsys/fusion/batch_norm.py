@@ -2,7 +2,8 @@
 shortcut's sum and the activation inside; back the activation gradient within both the sums and the
 gradient.
 
-Patterns: normalize [+ addend] [activation]; the activation gradient with the sums and the gradient
+Patterns: normalize [+ addend] [activation], where the addend may be normalized too, which then is
+not stored in between; the activation gradient with the sums and the gradient
 of the normalization that read it. Values between normalization and activation are then never
 stored, so only gradients may read them, which recompute them from x in the same operations and so
 to the bit; of a sum, relu's saved output tells instead. The gradient before an activation is stored
@@ -60,7 +61,9 @@ class FusedNorm(Fused):
 
 
 class NormalizeMap(FusedNorm):
-    """y = activation(normalized x + addend), of which either may be left out."""
+    """y = activation(normalized x + addend), of which either may be left out. Inputs: x, mean,
+    variance, scale, bias, then the addend, or such five for an addend that is normalized.
+    """
 
     def lists(self, node: Node) -> tuple[int]:
         return (len(node.inputs) - 5,)
@@ -137,11 +140,19 @@ class Layer(NamedTuple):
     added: Node  # the sum of it and `addend`, or else itself
     addend: Node | None
     activation: Node | None
+    normalizes_addend: bool = False  # which is a normalization that nobody else reads
 
     @property
     def last(self) -> Node:
         """The value that is stored."""
         return self.added if self.activation is None else self.activation
+
+    @property
+    def addends(self) -> list[Node]:
+        """What the map's kernel is given for the addend."""
+        if self.addend is None:
+            return []
+        return self.addend.inputs if self.normalizes_addend else [self.addend]
 
     @property
     def name(self) -> str:
@@ -197,7 +208,13 @@ def _layer(graph: Graph, norm: Node, done: set[Node]) -> Layer | None:
     activation = users[0] if len(users) == 1 else None
     if addend is None and activation is None:
         return None
-    return Layer(norm, added, addend, activation)
+    return Layer(norm, added, addend, activation, addend is not None and _is_twin(graph, norm, addend))
+
+
+def _is_twin(graph: Graph, norm: Node, addend: Node) -> bool:
+    """True for another normalization by the same eps, which is read by their sum alone."""
+    same = addend.op is batch_normalize_op and addend.attrs["eps"] == norm.attrs["eps"]
+    return same and addend is not norm and graph.only_user(addend) is not None
 
 
 def _is(node: Node, kernels: Sequence[str]) -> bool:
@@ -271,7 +288,7 @@ def _fuse(graph: Graph, layer: Layer, replaced: dict[Node, Node], done: set[Node
 
 
 def _fuse_map(layer: Layer, last: Node, activation: str, replaced: dict[Node, Node]) -> None:
-    inputs = [*layer.norm.inputs, *([layer.addend] if layer.addend is not None else [])]
+    inputs = [*layer.norm.inputs, *layer.addends]
     attrs = {"eps": layer.norm.attrs["eps"], "activation": activation}
     with attributed_to(last):
         made = batch_normalize_map_op(*inputs, body=close(inputs, [last]), **attrs)

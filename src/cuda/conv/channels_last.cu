@@ -11,6 +11,7 @@
 
 #include "cuda/conv/channels_last.cuh"
 #include "cuda/conv/channels_last_hopper.cuh"
+#include "cuda/norm/norm.cuh"
 #include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -542,13 +543,24 @@ bool Serves(DLContext ctx, const Conv& c) {
 
 template <class T>
 void Forward(const Call& at, const Conv& c, const T* x, const T* f, const T* bias, T* y) {
-  if (OnHopper(at, c, Pass::kForward, x, f, y)) return ForwardOnHopper(at, c, x, f, bias, y);
+  if (OnHopper(at, c, Pass::kForward, x, f, y))
+    return ForwardOnHopper(at, c, x, f, bias, y, nullptr);
   const Correlation correlation = dlsys::Forward(c, nullptr, nullptr, nullptr, nullptr);
   const int64_t kernel = Size(c.kernel), numel = c.o * c.GroupChannels() * kernel;
   if (kernel == 1) return Correlate(at, correlation, c.kernel, x, f, bias, y);
   const Scratch filter(at.ctx, numel * (int64_t)sizeof(T), at.stream);
   SwapAxes(at, f, c.o, c.GroupChannels(), kernel, (T*)filter.data());
   Correlate(at, correlation, c.kernel, x, (const T*)filter.data(), bias, y);
+}
+
+template <class T>
+void ForwardWithStatistics(const Call& at, const Conv& c, const T* x, const T* f, T* y,
+                           const Statistics& statistics) {
+  if (OnHopper(at, c, Pass::kForward, x, f, y))
+    return ForwardOnHopper<T>(at, c, x, f, nullptr, y, &statistics);
+  Forward<T>(at, c, x, f, nullptr, y);
+  ChannelStatistics(at.op, at.ctx, y, Channels(c.n * Size(c.out), c.o, 1), statistics.mean,
+                    statistics.variance, at.stream);
 }
 
 template <class T>
@@ -607,6 +619,8 @@ void SwapAxes(const Call& at, const T* x, int64_t n, int64_t rows, int64_t cols,
 
 #define DLSYS_CHANNELS_LAST(T)                                                       \
   template void Forward(const Call&, const Conv&, const T*, const T*, const T*, T*); \
+  template void ForwardWithStatistics(const Call&, const Conv&, const T*, const T*, T*, \
+                                      const Statistics&); \
   template void DataGradient(const Call&, const Conv&, const T*, const T*, T*);      \
   template void FilterGradient(const Call&, const Conv&, const T*, const T*, T*);    \
   template void SwapAxes(const Call&, const T*, int64_t, int64_t, int64_t, T*)

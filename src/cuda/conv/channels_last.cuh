@@ -25,9 +25,17 @@ struct Call {
 // True where it computes a convolution: from sm_80 on, sizes within int, groups of enough channels.
 bool Serves(DLContext ctx, const Conv& conv);
 
+// Of each filter's results as they are stored, (o): mean and variance.
+struct Statistics {
+  float *mean, *variance;
+};
+
 // bias may be null; T is bfloat16 or float16.
 template <class T>
 void Forward(const Call& at, const Conv& conv, const T* x, const T* f, const T* bias, T* y);
+template <class T>
+void ForwardWithStatistics(const Call& at, const Conv& conv, const T* x, const T* f, T* y,
+                           const Statistics& statistics);
 template <class T>
 void DataGradient(const Call& at, const Conv& conv, const T* f, const T* dy, T* dx);
 template <class T>

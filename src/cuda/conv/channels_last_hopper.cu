@@ -11,6 +11,7 @@
 #include "cuda/conv/channels_last_sources.cuh"
 #include "cuda/gemm/hopper.cuh"
 #include "cuda/gemm/hopper_launch.cuh"
+#include "cuda/norm/norm.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -365,11 +366,17 @@ CUtensorMap RowsMap(const Call& at, const void* data, int64_t cols, int64_t rows
 
 // ---- products ----
 
+template <class T>
+struct Type {
+  using type = T;
+};
+
 // A part of a correlation: `filter` is (filters, kernel, channels), and of `out` positions every
-// h.out_by-th and w.out_by-th is written.
+// h.out_by-th and w.out_by-th is written. Statistics may be null, and else are of all positions.
 template <class T>
 void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
-               const std::array<int64_t, 3>& strides, const T* filter, const T* bias, T* out) {
+               const std::array<int64_t, 3>& strides, const T* filter, const T* bias, T* out,
+               const Statistics* statistics = nullptr) {
   const Ahead h = AheadOf(c.h), w = AheadOf(c.w);
   PixelLayout layout = LayoutOf(h, w, c.in_channels, kernel.w);
   layout.as_pixels = !c.UnitStride();
@@ -380,8 +387,11 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
   params.aligned = Aligned16(bias), params.in_boxes = true;
   const hopper::Extents extents{params.m, params.n, params.k_panels, 1};
   const Config config = Fastest(at, [&](int k) {
-    return hopper::Estimated(kTimes[k], extents, Multiprocessors(at.ctx.device_id), k,
-                             c.UnitStride());
+    const auto estimated = [&](bool may_split) {
+      return hopper::Estimated(kTimes[k], extents, Multiprocessors(at.ctx.device_id), k, may_split);
+    };
+    const Config found = estimated(c.UnitStride());
+    return !statistics || hopper::AllInBoxes(found, params.k_panels) ? found : estimated(false);
   });
   const PixelMapShape images{
       {c.in_channels, c.in.w, c.in.h, c.images}, strides, w.positions, h.positions};
@@ -402,8 +412,17 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
         layout.as_pixels ? PixelMap(at.op, kDtype<T>, first, results, kRowsOfBox)
                          : RowsMap<T>(at, out, params.n, params.m, kRowsOfBox),
         CUtensorMap{}};
-    hopper::LaunchTiles<T, Tile, Correlation16<T, Tile>, false>(at.op, at.ctx, config, maps, params,
-                                                                layout, at.stream);
+    const auto launch = [&](auto source, const auto& of_source) {
+      hopper::LaunchTiles<T, Tile, typename decltype(source)::type, false>(
+          at.op, at.ctx, config, maps, params, of_source, at.stream);
+    };
+    if (!statistics) return launch(Type<Correlation16<T, Tile>>(), layout);
+    const int64_t groups = CeilDiv(params.m, Tile::kMomentsRows);
+    const Scratch moments(at.ctx, groups * params.n * (int64_t)sizeof(float2), at.stream);
+    const MomentsLayout with_moments{layout, (float2*)moments.data()};
+    launch(Type<CorrelationWithMoments16<T, Tile>>(), with_moments);
+    CombineMoments(at.op, at.ctx, with_moments.moments, params.m, Tile::kMomentsRows, params.n,
+                   statistics->mean, statistics->variance, at.stream);
   });
 }
 
@@ -523,9 +542,15 @@ const char* HopperRefusal(const Call& at, const Conv& conv, Pass pass, const voi
 }
 
 template <class T>
-void ForwardOnHopper(const Call& at, const Conv& c, const T* x, const T* f, const T* bias, T* y) {
-  if (at.kernel == Kernel::kGemm)
-    return Multiply<T>(at, c.n * Size(c.in), c.o, c.c, x, false, f, true, bias, y);
+void ForwardOnHopper(const Call& at, const Conv& c, const T* x, const T* f, const T* bias, T* y,
+                     const Statistics* statistics) {
+  if (at.kernel == Kernel::kGemm) {
+    Multiply<T>(at, c.n * Size(c.in), c.o, c.c, x, false, f, true, bias, y);
+    if (statistics)
+      ChannelStatistics(at.op, at.ctx, y, Channels(c.n * Size(c.out), c.o, 1), statistics->mean,
+                        statistics->variance, at.stream);
+    return;
+  }
   if (const auto rows = c.c % 8 ? Rows::Of(c) : std::nullopt) {
     const Scratch images(at.ctx, c.n * rows->strides[2] * (int64_t)sizeof(T), at.stream);
     const Scratch filter(at.ctx, NumelOfFilter(rows->conv) * (int64_t)sizeof(T), at.stream);
@@ -533,15 +558,15 @@ void ForwardOnHopper(const Call& at, const Conv& c, const T* x, const T* f, cons
     FilterRows<false>(at, c, *rows, f, (T*)filter.data());
     return Correlate(at, dlsys::Forward(rows->conv, nullptr, nullptr, nullptr, nullptr),
                      rows->conv.kernel, (const T*)images.data(), rows->strides,
-                     (const T*)filter.data(), bias, y);
+                     (const T*)filter.data(), bias, y, statistics);
   }
   const Correlation correlation = dlsys::Forward(c, nullptr, nullptr, nullptr, nullptr);
   const int64_t kernel = Size(c.kernel);
   const std::array<int64_t, 3> strides = Strides(c.in, c.c);
-  if (kernel == 1) return Correlate(at, correlation, c.kernel, x, strides, f, bias, y);
+  if (kernel == 1) return Correlate(at, correlation, c.kernel, x, strides, f, bias, y, statistics);
   const Scratch filter(at.ctx, c.o * c.c * kernel * (int64_t)sizeof(T), at.stream);
   MoveChannels(at, c, f, (T*)filter.data());
-  Correlate(at, correlation, c.kernel, x, strides, (const T*)filter.data(), bias, y);
+  Correlate(at, correlation, c.kernel, x, strides, (const T*)filter.data(), bias, y, statistics);
 }
 
 template <class T>
@@ -583,7 +608,8 @@ void FilterGradientOnHopper(const Call& at, const Conv& c, const T* x, const T* 
 }
 
 #define DLSYS_ON_HOPPER(T)                                                                   \
-  template void ForwardOnHopper(const Call&, const Conv&, const T*, const T*, const T*, T*); \
+  template void ForwardOnHopper(const Call&, const Conv&, const T*, const T*, const T*, T*, \
+                                const Statistics*);                                        \
   template void DataGradientOnHopper(const Call&, const Conv&, const T*, const T*, T*);      \
   template void FilterGradientOnHopper(const Call&, const Conv&, const T*, const T*, T*)
 DLSYS_ON_HOPPER(bfloat16);

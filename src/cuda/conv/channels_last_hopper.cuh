@@ -18,8 +18,10 @@ const char* HopperRefusal(const Call& at, const Conv& conv, Pass pass, const voi
 // The tilings of its implicit GEMM.
 std::vector<std::string> WgmmaTilings();
 
+// With statistics there is no bias.
 template <class T>
-void ForwardOnHopper(const Call& at, const Conv& conv, const T* x, const T* f, const T* bias, T* y);
+void ForwardOnHopper(const Call& at, const Conv& conv, const T* x, const T* f, const T* bias, T* y,
+                     const Statistics* statistics);
 template <class T>
 void DataGradientOnHopper(const Call& at, const Conv& conv, const T* f, const T* dy, T* dx);
 template <class T>

@@ -5,6 +5,7 @@
 
 #include "cuda/conv/channels_last_hopper.cuh"
 #include "cuda/gemm/hopper.cuh"
+#include "cuda/norm/norm.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
@@ -92,6 +93,21 @@ void Forward(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOption
   channels_last::Forward<T>(at, conv, In<T>(at.op, x), In<T>(at.op, f), nullptr, Out<T>(at.op, y));
 }
 
+// mean and variance (o) are those of each filter's results.
+template <class T>
+void ForwardStatistics(const DLArray* x, const DLArray* f, DLArray* y, DLArray* mean,
+                       DLArray* variance, Struct<WindowOptions> windows, int64_t groups,
+                       int64_t algorithm, DLStream stream) {
+  const channels_last::Call at =
+      CallOf("conv2d_channels_last_statistics", y->ctx, stream, algorithm);
+  Enter(at.op, y, mean, variance);
+  const Conv conv = CheckedCall(at.op, x, f, y, windows, groups);
+  const channels_last::Statistics statistics{ChannelResult(at.op, mean, conv.o),
+                                             ChannelResult(at.op, variance, conv.o)};
+  channels_last::ForwardWithStatistics<T>(at, conv, In<T>(at.op, x), In<T>(at.op, f),
+                                          Out<T>(at.op, y), statistics);
+}
+
 template <class T>
 void DataGradient(const DLArray* f, const DLArray* dy, DLArray* dx, Struct<WindowOptions> windows,
                   int64_t groups, int64_t algorithm, DLStream stream) {
@@ -120,11 +136,13 @@ bool Fits(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> 
   DLSYS_KERNEL_OF(cuda, name, #name, DL_BFLOAT16, Template<bfloat16>); \
   DLSYS_KERNEL_OF(cuda, name, #name, DL_FLOAT16, Template<float16>)
 DLSYS_CHANNELS_LAST(conv2d_channels_last, Forward);
+DLSYS_CHANNELS_LAST(conv2d_channels_last_statistics, ForwardStatistics);
 DLSYS_CHANNELS_LAST(conv2d_data_gradient_channels_last, DataGradient);
 DLSYS_CHANNELS_LAST(conv2d_filter_gradient_channels_last, FilterGradient);
 #undef DLSYS_CHANNELS_LAST
 DLSYS_FITS(cuda, conv2d_channels_last, Fits);
 DLSYS_ALGORITHMS(cuda, conv2d_channels_last, AlgorithmsOf);
+DLSYS_ALGORITHMS(cuda, conv2d_channels_last_statistics, AlgorithmsOf);
 DLSYS_ALGORITHMS(cuda, conv2d_data_gradient_channels_last, AlgorithmsOf);
 DLSYS_ALGORITHMS(cuda, conv2d_filter_gradient_channels_last, AlgorithmsOf);
 

@@ -41,7 +41,7 @@ class Correlation16 {
  public:
   using Layout = PixelLayout;
   static constexpr bool kAlongM = false, kAlongN = false, kHasEpilogue = false;
-  static constexpr bool kFloatResult = false;
+  static constexpr bool kFloatResult = false, kHasMoments = false;
   static constexpr int kProducers = 2;
 
   __device__ __forceinline__ Correlation16(const hopper::Params&, const Layout& layout,
@@ -78,6 +78,18 @@ class Correlation16 {
   PixelLayout::Pixel at_;
 };
 
+// Forward, with the moments of each filter's results.
+struct MomentsLayout : PixelLayout {
+  float2* moments;
+};
+template <class E, class T>
+class CorrelationWithMoments16 : public Correlation16<E, T> {
+ public:
+  using Layout = MomentsLayout;
+  static constexpr bool kHasMoments = true;
+  using Correlation16<E, T>::Correlation16;
+};
+
 // Filter gradient, in parts of float32, each the sum over the positions of `panels` of them: M =
 // filters, N = (kernel offset, channel), K = positions; or, kSwapped, M and N the other way round.
 template <class E, class T, bool kSwapped>
@@ -85,7 +97,7 @@ class FilterGradient16 {
  public:
   using Layout = PixelLayout;
   static constexpr bool kAlongM = true, kAlongN = true, kHasEpilogue = false;
-  static constexpr bool kFloatResult = true;
+  static constexpr bool kFloatResult = true, kHasMoments = false;
   static constexpr int kProducers = 2;
 
   __device__ __forceinline__ FilterGradient16(const hopper::Params& params, const Layout& layout,

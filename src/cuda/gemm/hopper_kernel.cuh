@@ -46,6 +46,7 @@ struct Tiling {
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
+  static constexpr int kMomentsRows = kRows * StagingN / 128;  // of a column, by a thread
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
   static constexpr int kSharedNbytes =
@@ -151,8 +152,10 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 
 // A `Source` says how the panels of both operands are copied and where boxes of C go; its Layout is
 // what it needs beside the tensor maps. It begins at a tile. Without kHasEpilogue there is a bias
-// at most. With two producers, one copies A and one B. This one reads matrices, or batches of them;
-// those of convolutions are in conv/channels_last_sources.cuh.
+// at most. With two producers, one copies A and one B. With kHasMoments, which has no bias, its
+// Layout has `moments`: (groups of kMomentsRows rows, n) of the mean of a column of C, as it is
+// stored, and the sum of squared deviations from it; of C in 16 bits and in boxes. This one reads
+// matrices, or batches of them; those of convolutions are in conv/channels_last_sources.cuh.
 
 // Copies a panel's rows [0, kRows) to shared memory: one box along K, else boxes of 128 bytes along
 // M or N.
@@ -174,6 +177,7 @@ class Matrices {
  public:
   struct Layout {};
   static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
+  static constexpr bool kHasMoments = false;
   static constexpr bool kFloatResult = sizeof(E) == 4;
   static constexpr int kProducers = 1;
 
@@ -443,6 +447,48 @@ class Boxes {
     }
   }
 
+  // Stores the moments of the columns of those boxes that are in the buffers, from `first` on. A
+  // thread goes down a column; deviations are from its first element, which keeps the digits for
+  // any mean.
+  __device__ __forceinline__ void StoreMoments(int first) const {
+    constexpr int kAtOnce = 16;
+    const int barrier = 1 + (int)threadIdx.x / 128, thread = threadIdx.x % 128;
+    const int in_boxes = thread % T::kStagingN, part = thread / T::kStagingN;
+    const int col = origin_.col + first * kBlocks * 8 + in_boxes;
+    const int row = origin_.row - thread / 32 * 16 + part * T::kMomentsRows;
+    const int count = min(T::kMomentsRows, params_.m - row);
+    const unsigned char* const column =
+        buffers_ - thread / 32 * (T::kStagingNbytes / 4) + in_boxes / (kBlocks * 8) * kRowGroups * kNbytes +
+        part * (T::kMomentsRows / 64) * kNbytes + in_boxes % 8 * (int)sizeof(E);
+    const int chunk = in_boxes % (kBlocks * 8) / 8;
+    const auto rows_at = [&](int k) { return column + k / 64 * kNbytes + k % 64 / 16 * (T::kStagingNbytes / 4); };
+    SyncThreads(barrier, 128);
+    if (count > 0 && col < params_.n) {
+      const float shift = (float)*(const E*)(rows_at(0) + chunk * 16);
+      float sums[2] = {}, squares[2] = {};
+#pragma unroll 1
+      for (int k = 0; k < count; k += kAtOnce) {
+        const unsigned char* const rows = rows_at(k);
+        float d[kAtOnce];
+#pragma unroll
+        for (int e = 0; e < kAtOnce; e++)
+          d[e] = (float)*(const E*)(rows + e * 128 + (chunk ^ e % 8) * 16) - shift;
+        if (count - k < kAtOnce) {
+#pragma unroll
+          for (int e = 0; e < kAtOnce; e++)
+            if (k + e >= count) d[e] = 0.f;
+        }
+#pragma unroll
+        for (int e = 0; e < kAtOnce; e++)
+          sums[e % 2] += d[e], squares[e % 2] = fmaf(d[e], d[e], squares[e % 2]);
+      }
+      const float sum = sums[0] + sums[1], mean = sum / (float)count;
+      layout_.moments[(int64_t)(row / T::kMomentsRows) * params_.n + col] =
+          make_float2(shift + mean, fmaf(-sum, mean, squares[0] + squares[1]));
+    }
+    SyncThreads(barrier, 128);  // before others write to the buffers
+  }
+
  private:
   static constexpr int kNbytes = kRowsOfBox * 128;
 
@@ -556,7 +602,7 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
           }
         }
       };
-      if (params.bias) {
+      if (!Source::kHasMoments && params.bias) {
 #pragma unroll
         for (int i = 0; i < T::kWarpgroupM; i++) {
 #pragma unroll
@@ -577,6 +623,8 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
       }
       make(function);
       boxes.Store(x, map_c, params.c, first + box);
+      if constexpr (Source::kHasMoments)
+        if ((box + 1) % T::kBuffers == 0) boxes.StoreMoments(box + 1 - T::kBuffers);
     }
 #pragma unroll
     for (int j = 0; j + kAtOnce * kBlocks < T::kBlocks; j++) {
@@ -819,7 +867,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     const bool in_boxes = IsInBoxes(params, segment);
     if (in_boxes) {
       boxes.Begin(origin, map_other);
-      if (params.bias) ReadBias<R, T>(bias, params, origin.col);
+      if (!Source::kHasMoments && params.bias) ReadBias<R, T>(bias, params, origin.col);
     }
     if (T::kPingPong) SyncThreads(kTurn + consumer, 256);
     const auto issued = [&] {

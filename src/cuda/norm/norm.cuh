@@ -108,5 +108,16 @@ template <class T>
 void ChannelSums(const char* op, DLContext ctx, const T* x, const T* dy, const Channels& shape,
                  const RowMoments& moments, float* dscale, float* dbias, DLStream stream);
 
+// Mean and variance of each channel of x.
+template <class T>
+void ChannelStatistics(const char* op, DLContext ctx, const T* x, const Channels& shape,
+                       float* mean, float* variance, DLStream stream);
+
+// The same of x (rows, channels) from the moments of every `of_group` rows: (groups, channels) of
+// the mean and the sum of squared deviations from it.
+void CombineMoments(const char* op, DLContext ctx, const float2* moments, int64_t rows,
+                    int64_t of_group, int64_t channels, float* mean, float* variance,
+                    DLStream stream);
+
 }  // namespace cuda
 }  // namespace dlsys
