@@ -29,7 +29,7 @@ _BYTE = np.dtype(np.uint8)
 class PositiveBitsOp(Op):
     """A bit for each element of x that is positive, eight a byte from the lowest bit on."""
 
-    name = "positive_bits"
+    name = kernel = "positive_bits"
     vocabulary = False
     signature = Signature("x")
 
@@ -44,7 +44,7 @@ class PositiveBitsOp(Op):
 class KeepByBitsOp(Op):
     """The elements of x whose bit is set, 0 for the others; inputs: bits, x."""
 
-    name = "keep_by_bits"
+    name = kernel = "keep_by_bits"
     vocabulary = False
     any_dtype = (0,)
     signature = Signature("bits", "x")
@@ -89,21 +89,21 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     for sums in graph.order:
         if sums.op in (relu_sums_ops[True, 1], relu_sums_ops[True, 2]):
             y = sums.inputs[3]
-            if _keeps_bits(y):
+            if keeps_bits(y):
                 if y not in replaced:
-                    replaced[y] = _with_bits(y)
+                    replaced[y] = with_bits(y)
                 _read_bits(graph, sums, value_of(replaced[y].inputs[0], 1), replaced)
     return exchange(fetches, replaced)
 
 
-def _keeps_bits(y: Node) -> bool:
+def keeps_bits(y: Node) -> bool:
     """True where a kernel can write the bits together with y."""
     by_eight = len(y.spec.shape) == 2 and y.spec.shape[1] % 8 == 0
     is_relu = y.op is batch_normalize_map_op and y.attrs["activation"] == "relu"
     return is_relu and by_eight and is_narrow(y.spec.dtype)
 
 
-def _with_bits(y: Node) -> Node:
+def with_bits(y: Node) -> Node:
     """y as the first value of an operator that keeps its bits."""
     with attributed_to(y):
         body = close(y.inputs, (y, positive_bits_op(y)))

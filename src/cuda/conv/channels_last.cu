@@ -11,7 +11,6 @@
 
 #include "cuda/conv/channels_last.cuh"
 #include "cuda/conv/channels_last_hopper.cuh"
-#include "cuda/norm/norm.cuh"
 #include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -566,7 +565,7 @@ void ForwardWithStatistics(const Call& at, const Conv& c, const T* x, const T* f
 template <class T>
 void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx) {
   if (OnHopper(at, c, Pass::kDataGradient, dx, f, dy))
-    return DataGradientOnHopper(at, c, f, dy, dx);
+    return DataGradientOnHopper(at, c, f, dy, dx, nullptr);
   const int64_t numel = c.o * c.GroupChannels() * Size(c.kernel);
   const Scratch filter(at.ctx, numel * (int64_t)sizeof(T), at.stream);
   // To (groups, channels, kernel, filters).
@@ -575,6 +574,17 @@ void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx)
   for (int64_t phase = 0; phase < Size(c.stride); phase++)
     Correlate<T>(at, dlsys::DataGradient(c, nullptr, nullptr, nullptr, phase), c.kernel, dy,
                  (const T*)filter.data(), nullptr, dx);
+}
+
+template <class T>
+void DataGradientWithSums(const Call& at, const Conv& c, const T* f, const T* dy, T* dz,
+                          const GradientSums& sums) {
+  if (OnHopper(at, c, Pass::kDataGradient, dz, f, dy) && HopperMakesSums(c, sums))
+    return DataGradientOnHopper(at, c, f, dy, dz, &sums);
+  DataGradient(at, c, f, dy, dz);
+  ReluSumsByBits(at.op, at.ctx, (const T*)sums.x, Channels(c.n * Size(c.in), c.c, 1),
+                 sums.moments, sums.bits, (const T*)sums.addend, dz, sums.dscale, sums.dbias,
+                 at.stream);
 }
 
 template <class T>
@@ -622,6 +632,8 @@ void SwapAxes(const Call& at, const T* x, int64_t n, int64_t rows, int64_t cols,
   template void ForwardWithStatistics(const Call&, const Conv&, const T*, const T*, T*, \
                                       const Statistics&); \
   template void DataGradient(const Call&, const Conv&, const T*, const T*, T*);      \
+  template void DataGradientWithSums(const Call&, const Conv&, const T*, const T*, T*, \
+                                     const GradientSums&); \
   template void FilterGradient(const Call&, const Conv&, const T*, const T*, T*);    \
   template void SwapAxes(const Call&, const T*, int64_t, int64_t, int64_t, T*)
 DLSYS_CHANNELS_LAST(bfloat16);

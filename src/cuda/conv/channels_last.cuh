@@ -3,6 +3,7 @@
 // nowhere. channels_last.cu has the algorithm.
 #pragma once
 #include "cuda/gemm/gemm.cuh"
+#include "cuda/norm/norm.cuh"
 #include "math/conv_geometry.h"
 
 namespace dlsys {
@@ -30,6 +31,15 @@ struct Statistics {
   float *mean, *variance;
 };
 
+// relu's gradient of the data gradient plus an addend, and its sums for the batch normalization that
+// relu's argument came from, or from a sum with it.
+struct GradientSums {
+  const void *x, *addend;  // what was normalized, of the data's shape, as the addend, or null
+  const uint8_t* bits;     // of relu's positive results
+  BatchMoments moments;
+  float *dscale, *dbias;  // (c)
+};
+
 // bias may be null; T is bfloat16 or float16.
 template <class T>
 void Forward(const Call& at, const Conv& conv, const T* x, const T* f, const T* bias, T* y);
@@ -38,6 +48,9 @@ void ForwardWithStatistics(const Call& at, const Conv& conv, const T* x, const T
                            const Statistics& statistics);
 template <class T>
 void DataGradient(const Call& at, const Conv& conv, const T* f, const T* dy, T* dx);
+template <class T>
+void DataGradientWithSums(const Call& at, const Conv& conv, const T* f, const T* dy, T* dz,
+                          const GradientSums& sums);
 template <class T>
 void FilterGradient(const Call& at, const Conv& conv, const T* x, const T* dy, T* df);
 

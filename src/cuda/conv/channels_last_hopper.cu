@@ -11,7 +11,6 @@
 #include "cuda/conv/channels_last_sources.cuh"
 #include "cuda/gemm/hopper.cuh"
 #include "cuda/gemm/hopper_launch.cuh"
-#include "cuda/norm/norm.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -316,6 +315,17 @@ constexpr hopper::TileTime kTimes[] = {{128, 256, 2, false, 0.66, 2.4, 0},
                                        {128, 64, 1, true, 0.32, 0.4, 0}};
 static_assert(std::tuple_size_v<Tilings> == std::size(kTimes));
 
+// True where a tiling stages a whole tile, so that its side has room.
+template <size_t... k>
+bool HasRoomForSide(int tiling, std::index_sequence<k...>) {
+  constexpr bool kHas[] = {std::tuple_element_t<k, Tilings>::kTileN <=
+                           std::tuple_element_t<k, Tilings>::kStagingN...};
+  return kHas[tiling];
+}
+bool HasRoomForSide(int tiling) {
+  return HasRoomForSide(tiling, std::make_index_sequence<std::tuple_size_v<Tilings>>());
+}
+
 // The fastest by `us(tiling)`, a Config.
 template <class Estimate>
 Config Fastest(const Call& at, const Estimate& estimate) {
@@ -372,11 +382,11 @@ struct Type {
 };
 
 // A part of a correlation: `filter` is (filters, kernel, channels), and of `out` positions every
-// h.out_by-th and w.out_by-th is written. Statistics may be null, and else are of all positions.
+// h.out_by-th and w.out_by-th is written. Statistics or sums are of all positions.
 template <class T>
 void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
                const std::array<int64_t, 3>& strides, const T* filter, const T* bias, T* out,
-               const Statistics* statistics = nullptr) {
+               const Statistics* statistics = nullptr, const GradientSums* sums = nullptr) {
   const Ahead h = AheadOf(c.h), w = AheadOf(c.w);
   PixelLayout layout = LayoutOf(h, w, c.in_channels, kernel.w);
   layout.as_pixels = !c.UnitStride();
@@ -386,12 +396,15 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
   params.c = out, params.bias = bias;
   params.aligned = Aligned16(bias), params.in_boxes = true;
   const hopper::Extents extents{params.m, params.n, params.k_panels, 1};
+  if (sums) params.side = sums->addend;
   const Config config = Fastest(at, [&](int k) {
+    if (params.side && !HasRoomForSide(k)) return Config{k, 0, 0, INFINITY};
     const auto estimated = [&](bool may_split) {
       return hopper::Estimated(kTimes[k], extents, Multiprocessors(at.ctx.device_id), k, may_split);
     };
     const Config found = estimated(c.UnitStride());
-    return !statistics || hopper::AllInBoxes(found, params.k_panels) ? found : estimated(false);
+    const bool any = !(statistics || sums) || hopper::AllInBoxes(found, params.k_panels);
+    return any ? found : estimated(false);
   });
   const PixelMapShape images{
       {c.in_channels, c.in.w, c.in.h, c.images}, strides, w.positions, h.positions};
@@ -411,18 +424,26 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
                     {c.in_channels, c.in_channels * Size(kernel)}, box),
         layout.as_pixels ? PixelMap(at.op, kDtype<T>, first, results, kRowsOfBox)
                          : RowsMap<T>(at, out, params.n, params.m, kRowsOfBox),
-        CUtensorMap{}};
+        params.side ? RowsMap<T>(at, params.side, params.n, params.m, kRowsOfBox) : CUtensorMap{}};
     const auto launch = [&](auto source, const auto& of_source) {
       hopper::LaunchTiles<T, Tile, typename decltype(source)::type, false>(
           at.op, at.ctx, config, maps, params, of_source, at.stream);
     };
-    if (!statistics) return launch(Type<Correlation16<T, Tile>>(), layout);
-    const int64_t groups = CeilDiv(params.m, Tile::kMomentsRows);
-    const Scratch moments(at.ctx, groups * params.n * (int64_t)sizeof(float2), at.stream);
-    const MomentsLayout with_moments{layout, (float2*)moments.data()};
-    launch(Type<CorrelationWithMoments16<T, Tile>>(), with_moments);
-    CombineMoments(at.op, at.ctx, with_moments.moments, params.m, Tile::kMomentsRows, params.n,
-                   statistics->mean, statistics->variance, at.stream);
+    if (!statistics && !sums) return launch(Type<Correlation16<T, Tile>>(), layout);
+    const int rows = statistics ? Tile::kMomentsRows : Tile::kSumsRows;
+    const int64_t groups = CeilDiv(params.m, rows);
+    const Scratch scratch(at.ctx, groups * params.n * (int64_t)sizeof(float2), at.stream);
+    float2* const of_groups = (float2*)scratch.data();
+    if (statistics) {
+      launch(Type<CorrelationWithMoments16<T, Tile>>(), MomentsLayout{layout, of_groups});
+      CombineMoments(at.op, at.ctx, of_groups, params.m, rows, params.n, statistics->mean,
+                     statistics->variance, at.stream);
+    } else {
+      launch(Type<CorrelationWithSums16<T, Tile>>(),
+             SumsLayout{layout, sums->x, sums->bits, sums->moments.mean, of_groups});
+      CombineSums(at.op, at.ctx, of_groups, groups, params.n, sums->moments, sums->dscale,
+                  sums->dbias, at.stream);
+    }
   });
 }
 
@@ -570,9 +591,10 @@ void ForwardOnHopper(const Call& at, const Conv& c, const T* x, const T* f, cons
 }
 
 template <class T>
-void DataGradientOnHopper(const Call& at, const Conv& c, const T* f, const T* dy, T* dx) {
+void DataGradientOnHopper(const Call& at, const Conv& c, const T* f, const T* dy, T* dx,
+                          const GradientSums* sums) {
   // The GEMM reads the filter as it lies.
-  if (at.kernel != Kernel::kWgmma && IsGemm(c))
+  if (at.kernel != Kernel::kWgmma && IsGemm(c) && !sums)
     return Multiply<T>(at, c.n * Size(c.in), c.c, c.o, dy, false, f, false, nullptr, dx);
   const Scratch filter(at.ctx, c.o * c.c * Size(c.kernel) * (int64_t)sizeof(T), at.stream);
   SwapAxes(at, f, 1, c.o, c.c * Size(c.kernel), (T*)filter.data());  // (channels, kernel, filters)
@@ -591,7 +613,13 @@ void DataGradientOnHopper(const Call& at, const Conv& c, const T* f, const T* dy
     Launch(at.op, ZeroKernel, Blocks(count), kThreads, 0, at.stream, (float4*)dx, count);
   }
   for (const Correlation& part : parts)
-    Correlate<T>(at, part, c.kernel, dy, Strides(c.out, c.o), (const T*)filter.data(), nullptr, dx);
+    Correlate<T>(at, part, c.kernel, dy, Strides(c.out, c.o), (const T*)filter.data(), nullptr, dx,
+                 nullptr, sums);
+}
+
+bool HopperMakesSums(const Conv& c, const GradientSums& sums) {
+  return Size(c.stride) == 1 && c.c % 64 == 0 && Aligned16(sums.x) && Aligned16(sums.addend) &&
+         Aligned16(sums.bits) && Aligned16(sums.moments.mean);
 }
 
 template <class T>
@@ -610,7 +638,8 @@ void FilterGradientOnHopper(const Call& at, const Conv& c, const T* x, const T* 
 #define DLSYS_ON_HOPPER(T)                                                                   \
   template void ForwardOnHopper(const Call&, const Conv&, const T*, const T*, const T*, T*, \
                                 const Statistics*);                                        \
-  template void DataGradientOnHopper(const Call&, const Conv&, const T*, const T*, T*);      \
+  template void DataGradientOnHopper(const Call&, const Conv&, const T*, const T*, T*,      \
+                                     const GradientSums*);      \
   template void FilterGradientOnHopper(const Call&, const Conv&, const T*, const T*, T*)
 DLSYS_ON_HOPPER(bfloat16);
 DLSYS_ON_HOPPER(float16);

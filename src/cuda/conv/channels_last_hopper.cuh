@@ -22,8 +22,12 @@ std::vector<std::string> WgmmaTilings();
 template <class T>
 void ForwardOnHopper(const Call& at, const Conv& conv, const T* x, const T* f, const T* bias, T* y,
                      const Statistics* statistics);
+// `sums` may be null, and else HopperMakesSums.
 template <class T>
-void DataGradientOnHopper(const Call& at, const Conv& conv, const T* f, const T* dy, T* dx);
+void DataGradientOnHopper(const Call& at, const Conv& conv, const T* f, const T* dy, T* dx,
+                          const GradientSums* sums);
+// True where it makes them beside a data gradient that it can compute.
+bool HopperMakesSums(const Conv& conv, const GradientSums& sums);
 template <class T>
 void FilterGradientOnHopper(const Call& at, const Conv& conv, const T* x, const T* dy, T* df);
 

@@ -5,7 +5,6 @@
 
 #include "cuda/conv/channels_last_hopper.cuh"
 #include "cuda/gemm/hopper.cuh"
-#include "cuda/norm/norm.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
@@ -117,6 +116,37 @@ void DataGradient(const DLArray* f, const DLArray* dy, DLArray* dx, Struct<Windo
   channels_last::DataGradient(at, conv, In<T>(at.op, f), In<T>(at.op, dy), Out<T>(at.op, dx));
 }
 
+// dz = the data gradient, plus an addend if there is one, where the bit of an element is set, and
+// its sums for batch normalization: x, as the addend, is of the data's shape, but may be (positions,
+// channels).
+template <class T>
+void DataGradientSums(const DLArray* f, const DLArray* dy, const DLArray* bits, const DLArray* x,
+                      const DLArray* mean, const DLArray* variance, const DLArrayList* addends,
+                      float eps, DLArray* dz, DLArray* dscale, DLArray* dbias,
+                      Struct<WindowOptions> windows, int64_t groups, DLStream stream) {
+  const char* op = "conv2d_data_gradient_channels_last_sums";
+  Enter(op, dz, bits, x, mean, variance, dscale, dbias);
+  const Conv conv = CheckedCall(op, dz, f, dy, windows, groups);
+  const auto like_dz = [&](const DLArray* a) {
+    Enter(op, dz, a);
+    if (Numel(a) != Numel(dz))
+      Fail("%s: expected %ld elements, got shape %s", op, (long)Numel(dz), ShapeText(a).c_str());
+    return In<T>(op, a);
+  };
+  if (addends->count > 1) Fail("%s: expected one addend or none", op);
+  if (Numel(bits) != CeilDiv(Numel(dz), 8))
+    Fail("%s: expected %ld bytes of bits, got shape %s", op, (long)CeilDiv(Numel(dz), 8),
+         ShapeText(bits).c_str());
+  const channels_last::GradientSums sums{like_dz(x),
+                                         addends->count ? like_dz(addends->arrays[0]) : nullptr,
+                                         In<uint8_t>(op, bits),
+                                         MomentsOf(op, mean, variance, conv.c, eps),
+                                         ChannelResult(op, dscale, conv.c),
+                                         ChannelResult(op, dbias, conv.c)};
+  channels_last::DataGradientWithSums({op, dz->ctx, stream}, conv, In<T>(op, f), In<T>(op, dy),
+                                      Out<T>(op, dz), sums);
+}
+
 template <class T>
 void FilterGradient(const DLArray* x, const DLArray* dy, DLArray* df, Struct<WindowOptions> windows,
                     int64_t groups, int64_t algorithm, DLStream stream) {
@@ -138,6 +168,7 @@ bool Fits(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> 
 DLSYS_CHANNELS_LAST(conv2d_channels_last, Forward);
 DLSYS_CHANNELS_LAST(conv2d_channels_last_statistics, ForwardStatistics);
 DLSYS_CHANNELS_LAST(conv2d_data_gradient_channels_last, DataGradient);
+DLSYS_CHANNELS_LAST(conv2d_data_gradient_channels_last_sums, DataGradientSums);
 DLSYS_CHANNELS_LAST(conv2d_filter_gradient_channels_last, FilterGradient);
 #undef DLSYS_CHANNELS_LAST
 DLSYS_FITS(cuda, conv2d_channels_last, Fits);

@@ -41,7 +41,8 @@ class Correlation16 {
  public:
   using Layout = PixelLayout;
   static constexpr bool kAlongM = false, kAlongN = false, kHasEpilogue = false;
-  static constexpr bool kFloatResult = false, kHasMoments = false;
+  static constexpr bool kFloatResult = false;
+  static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kNothing;
   static constexpr int kProducers = 2;
 
   __device__ __forceinline__ Correlation16(const hopper::Params&, const Layout& layout,
@@ -86,7 +87,22 @@ template <class E, class T>
 class CorrelationWithMoments16 : public Correlation16<E, T> {
  public:
   using Layout = MomentsLayout;
-  static constexpr bool kHasMoments = true;
+  static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kMoments;
+  using Correlation16<E, T>::Correlation16;
+};
+
+// Data gradient, of which relu's gradient is taken, with its sums for batch normalization.
+struct SumsLayout : PixelLayout {
+  const void* x;  // as the normalization reads it
+  const uint8_t* bits;
+  const float* mean;
+  float2* sums;
+};
+template <class E, class T>
+class CorrelationWithSums16 : public Correlation16<E, T> {
+ public:
+  using Layout = SumsLayout;
+  static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kGradientSums;
   using Correlation16<E, T>::Correlation16;
 };
 
@@ -97,7 +113,8 @@ class FilterGradient16 {
  public:
   using Layout = PixelLayout;
   static constexpr bool kAlongM = true, kAlongN = true, kHasEpilogue = false;
-  static constexpr bool kFloatResult = true, kHasMoments = false;
+  static constexpr bool kFloatResult = true;
+  static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kNothing;
   static constexpr int kProducers = 2;
 
   __device__ __forceinline__ FilterGradient16(const hopper::Params& params, const Layout& layout,

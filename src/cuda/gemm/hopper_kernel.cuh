@@ -46,7 +46,8 @@ struct Tiling {
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
-  static constexpr int kMomentsRows = kRows * StagingN / 128;  // of a column, by a thread
+  // Rows of a column, and of two side by side, that a thread of a consumer reads of what is staged.
+  static constexpr int kMomentsRows = kRows * StagingN / 128, kSumsRows = kMomentsRows / 2;
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
   static constexpr int kSharedNbytes =
@@ -152,10 +153,21 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 
 // A `Source` says how the panels of both operands are copied and where boxes of C go; its Layout is
 // what it needs beside the tensor maps. It begins at a tile. Without kHasEpilogue there is a bias
-// at most. With two producers, one copies A and one B. With kHasMoments, which has no bias, its
-// Layout has `moments`: (groups of kMomentsRows rows, n) of the mean of a column of C, as it is
-// stored, and the sum of squared deviations from it; of C in 16 bits and in boxes. This one reads
-// matrices, or batches of them; those of convolutions are in conv/channels_last_sources.cuh.
+// at most. With two producers, one copies A and one B. This one reads matrices, or batches of them;
+// those of convolutions are in conv/channels_last_sources.cuh.
+
+// What a source has made of the columns of C as it is stored, in 16 bits and in boxes; then there is
+// no bias.
+enum class OfColumns {
+  kNothing,
+  // Layout::moments, (groups of kMomentsRows rows, n): means and sums of squared deviations from
+  // them.
+  kMoments,
+  // C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not set. Of it
+  // Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x, of C's shape,
+  // and Layout::mean, (n). n is a multiple of 64.
+  kGradientSums
+};
 
 // Copies a panel's rows [0, kRows) to shared memory: one box along K, else boxes of 128 bytes along
 // M or N.
@@ -177,7 +189,7 @@ class Matrices {
  public:
   struct Layout {};
   static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
-  static constexpr bool kHasMoments = false;
+  static constexpr OfColumns kOfColumns = OfColumns::kNothing;
   static constexpr bool kFloatResult = sizeof(E) == 4;
   static constexpr int kProducers = 1;
 
@@ -353,6 +365,7 @@ class Boxes {
   static constexpr int kCount = T::kBlocks / kBlocks;  // of a tile
   static constexpr int kRowGroups = T::kWarpgroupM;    // of 16 rows of a warp
   using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
+  static constexpr bool kGradientSums = Source::kOfColumns == OfColumns::kGradientSums;
 
   // True where the warps beside the producer make factors of the side: of bfloat16, as float16.
   static constexpr bool kHasFactors = std::is_same_v<E, bfloat16> && T::kOfGradients;
@@ -370,6 +383,7 @@ class Boxes {
   __device__ __forceinline__ void Begin(const TileOrigin& origin, const CUtensorMap* map_side) {
     origin_ = origin;
     origin_.row += threadIdx.x % 128 / 32 * 16;
+    if constexpr (kGradientSums) AskForColumns();
     if (!params_.side) return;
     if (threadIdx.x % 32 == 0) {
       WaitForStoresReads();
@@ -452,27 +466,20 @@ class Boxes {
   // any mean.
   __device__ __forceinline__ void StoreMoments(int first) const {
     constexpr int kAtOnce = 16;
-    const int barrier = 1 + (int)threadIdx.x / 128, thread = threadIdx.x % 128;
-    const int in_boxes = thread % T::kStagingN, part = thread / T::kStagingN;
-    const int col = origin_.col + first * kBlocks * 8 + in_boxes;
-    const int row = origin_.row - thread / 32 * 16 + part * T::kMomentsRows;
+    const int thread = threadIdx.x % 128, part = thread / T::kStagingN;
+    const Staged at(*this, thread % T::kStagingN, part * T::kMomentsRows);
+    const int col = origin_.col + first * kBlocks * 8 + thread % T::kStagingN;
+    const int row = FirstRow() + part * T::kMomentsRows;
     const int count = min(T::kMomentsRows, params_.m - row);
-    const unsigned char* const column =
-        buffers_ - thread / 32 * (T::kStagingNbytes / 4) + in_boxes / (kBlocks * 8) * kRowGroups * kNbytes +
-        part * (T::kMomentsRows / 64) * kNbytes + in_boxes % 8 * (int)sizeof(E);
-    const int chunk = in_boxes % (kBlocks * 8) / 8;
-    const auto rows_at = [&](int k) { return column + k / 64 * kNbytes + k % 64 / 16 * (T::kStagingNbytes / 4); };
-    SyncThreads(barrier, 128);
+    SyncConsumer();
     if (count > 0 && col < params_.n) {
-      const float shift = (float)*(const E*)(rows_at(0) + chunk * 16);
+      const float shift = (float)*(const E*)at.Row(0);
       float sums[2] = {}, squares[2] = {};
 #pragma unroll 1
       for (int k = 0; k < count; k += kAtOnce) {
-        const unsigned char* const rows = rows_at(k);
         float d[kAtOnce];
 #pragma unroll
-        for (int e = 0; e < kAtOnce; e++)
-          d[e] = (float)*(const E*)(rows + e * 128 + (chunk ^ e % 8) * 16) - shift;
+        for (int e = 0; e < kAtOnce; e++) d[e] = (float)*(const E*)at.Row(k, e) - shift;
         if (count - k < kAtOnce) {
 #pragma unroll
           for (int e = 0; e < kAtOnce; e++)
@@ -486,11 +493,112 @@ class Boxes {
       layout_.moments[(int64_t)(row / T::kMomentsRows) * params_.n + col] =
           make_float2(shift + mean, fmaf(-sum, mean, squares[0] + squares[1]));
     }
-    SyncThreads(barrier, 128);  // before others write to the buffers
+    SyncConsumer();  // before others write to the buffers
+  }
+
+  // Makes relu's gradient of box `index`.
+  __device__ __forceinline__ void Keep(Pairs& x, int index) const {
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; j++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const uint64_t of_row = bits_[(index * kRowGroups + i) * 2 + half];
+          const uint32_t two =
+              (uint32_t)(of_row >> j / 4 * 32) >> (j % 4 * 8 + threadIdx.x % 4 * 2);
+          x[i][j][half] &= (two & 1) * 0xFFFFu | (two & 2) * 0x7FFF8000u;
+        }
+      }
+    }
+  }
+
+  // Stores the sums over the columns of those boxes that are in the buffers, from `first` on. A
+  // thread goes down two columns. Rows that C has not are zeros.
+  __device__ __forceinline__ void StoreSums(int first) const {
+    constexpr int kPairs = T::kStagingN / 2, kAtOnce = T::kSumsRows < 32 ? T::kSumsRows : 32;
+    const int thread = threadIdx.x % 128, part = thread / kPairs;
+    const Staged at(*this, thread % kPairs * 2, part * T::kSumsRows);
+    const int col = origin_.col + first * kBlocks * 8 + thread % kPairs * 2;
+    const int row = FirstRow() + part * T::kSumsRows;
+    const int count = col < params_.n ? min(T::kSumsRows, params_.m - row) : 0;
+    const E* const column = (const E*)layout_.x + (int64_t)row * params_.n + col;
+    uint32_t x[kAtOnce];
+    const auto read = [&](int k) {
+#pragma unroll
+      for (int e = 0; e < kAtOnce; e++)
+        x[e] = k + e < count ? *(const uint32_t*)(column + (k + e) * params_.n) : 0;
+    };
+    read(0);
+    const float2 mean = count > 0 ? *(const float2*)(layout_.mean + col) : float2{};
+    SyncConsumer();
+    float4 sums{};
+#pragma unroll
+    for (int k = 0; k < T::kSumsRows; k += kAtOnce) {
+      if (k > 0) read(k);
+#pragma unroll
+      for (int e = 0; e < kAtOnce; e++) {
+        const uint32_t c = *(const uint32_t*)at.Row(k + e / 16 * 16, e % 16);
+        const float left = ElementOf<0, E>(c), right = ElementOf<1, E>(c);
+        sums.x = fmaf(left, ElementOf<0, E>(x[e]) - mean.x, sums.x), sums.y += left;
+        sums.z = fmaf(right, ElementOf<1, E>(x[e]) - mean.y, sums.z), sums.w += right;
+      }
+    }
+    if (count > 0)
+      *(float4*)(layout_.sums + (int64_t)(row / T::kSumsRows) * params_.n + col) = sums;
+    SyncConsumer();  // before others write to the buffers
   }
 
  private:
   static constexpr int kNbytes = kRowsOfBox * 128;
+
+  // Where elements of a column are in the buffers of the consumer's warps, from a row on that is a
+  // multiple of 16.
+  class Staged {
+   public:
+    __device__ __forceinline__ Staged(const Boxes& boxes, int col, int row)
+        : first_(boxes.buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes +
+                 col / (kBlocks * 8) * kRowGroups * kNbytes + col % 8 * (int)sizeof(E)),
+          row_(row),
+          chunk_(col % (kBlocks * 8) / 8) {}
+    // Row k + e, where k is a multiple of 16 and e below it.
+    __device__ __forceinline__ const unsigned char* Row(int k, int e = 0) const {
+      k += row_;
+      return first_ + k / 64 * kNbytes + k % 64 / 16 * kWarpNbytes + e * 128 +
+             (chunk_ ^ e % 8) * 16;
+    }
+
+   private:
+    static constexpr int kWarpNbytes = T::kStagingNbytes / 4;
+    const unsigned char* first_;
+    int row_, chunk_;
+  };
+  // The first row of the consumer's part of the tile.
+  __device__ __forceinline__ int FirstRow() const {
+    return origin_.row - (int)threadIdx.x % 128 / 32 * 16;
+  }
+  static __device__ __forceinline__ void SyncConsumer() {
+    SyncThreads(1 + (int)threadIdx.x / 128, 128);
+  }
+
+  // Reads the bits of this thread's rows, and lets x come into the L2 cache.
+  __device__ __forceinline__ void AskForColumns() {
+    const int l = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < kBits; k++) {
+      const int row = origin_.row + l / 4 + k / 2 % kRowGroups * 64 + k % 2 * 8;
+      const int col = origin_.col + k / 2 / kRowGroups * 64;
+      bits_[k] = row < params_.m && col < params_.n
+                     ? *(const uint64_t*)(layout_.bits + ((int64_t)row * params_.n + col) / 8)
+                     : 0;
+    }
+    constexpr int kLines = T::kTileN / 64;  // of 128 bytes
+    for (int k = threadIdx.x % 128; k < T::kRows * kLines; k += 128) {
+      const int row = FirstRow() + k / kLines, col = origin_.col + k % kLines * 64;
+      if (row < params_.m && col < params_.n)
+        PrefetchToL2((const E*)layout_.x + (int64_t)row * params_.n + col);
+    }
+  }
 
   __device__ __forceinline__ uint32_t BarrierOf(int buffer, bool of_factors) const {
     return barriers_ + (buffer * 2 + of_factors) * 8;
@@ -531,6 +639,8 @@ class Boxes {
   TileOrigin origin_;
   RingPosition<(kCount < T::kBuffers ? kCount : T::kBuffers)> loaded_;
   int next_ = 0;
+  static constexpr int kBits = kGradientSums ? kCount * kRowGroups * 2 : 1;
+  uint64_t bits_[kBits];  // of 64 columns: by box, row group and half
 };
 
 // Calls f with the epilogue's function of an element of side and one of C, and with its code as a
@@ -602,7 +712,7 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
           }
         }
       };
-      if (!Source::kHasMoments && params.bias) {
+      if (Source::kOfColumns == OfColumns::kNothing && params.bias) {
 #pragma unroll
         for (int i = 0; i < T::kWarpgroupM; i++) {
 #pragma unroll
@@ -622,9 +732,14 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
         }
       }
       make(function);
+      if constexpr (Source::kOfColumns == OfColumns::kGradientSums) boxes.Keep(x, box);
       boxes.Store(x, map_c, params.c, first + box);
-      if constexpr (Source::kHasMoments)
-        if ((box + 1) % T::kBuffers == 0) boxes.StoreMoments(box + 1 - T::kBuffers);
+      if ((box + 1) % T::kBuffers == 0) {
+        if constexpr (Source::kOfColumns == OfColumns::kMoments)
+          boxes.StoreMoments(box + 1 - T::kBuffers);
+        if constexpr (Source::kOfColumns == OfColumns::kGradientSums)
+          boxes.StoreSums(box + 1 - T::kBuffers);
+      }
     }
 #pragma unroll
     for (int j = 0; j + kAtOnce * kBlocks < T::kBlocks; j++) {
@@ -643,6 +758,10 @@ __device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T:
                                           Boxes<E, T, Source>& boxes, const Params& params,
                                           const CUtensorMap* map_c, const CUtensorMap* map_other) {
   constexpr bool kHasGradients = sizeof(E) == 4 || Boxes<E, T, Source>::kCount <= T::kBuffers;
+  if constexpr (Source::kOfColumns == OfColumns::kGradientSums && kHasGradients)
+    if (params.side)
+      return StoreBoxes<E, T, Source, true, false, false>(
+          d, bias, boxes, params, map_c, map_other, [](float side, float x) { return side + x; });
   if constexpr (!T::kOfGradients)
     if (!Source::kHasEpilogue || (!params.activation && !params.gradient))
       return StoreBoxes<E, T, Source, false, false, false>(d, bias, boxes, params, map_c, map_other,
@@ -867,7 +986,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     const bool in_boxes = IsInBoxes(params, segment);
     if (in_boxes) {
       boxes.Begin(origin, map_other);
-      if (!Source::kHasMoments && params.bias) ReadBias<R, T>(bias, params, origin.col);
+      if (Source::kOfColumns == OfColumns::kNothing && params.bias) ReadBias<R, T>(bias, params, origin.col);
     }
     if (T::kPingPong) SyncThreads(kTurn + consumer, 256);
     const auto issued = [&] {

@@ -465,6 +465,26 @@ void ChannelSums(const char* op, DLContext ctx, const T* x, const T* dy, const C
           dscale, dbias, stream);
 }
 
+template <class T>
+void ReluSumsByBits(const char* op, DLContext ctx, const T* x, const Channels& shape,
+                    const BatchMoments& moments, const uint8_t* bits, const T* addend, T* dz,
+                    float* dscale, float* dbias, DLStream stream) {
+  const bool aligned = Aligned16(dz) && Aligned16(addend);
+  const auto run = [&](auto two) {
+    using Flow = ReluFlow<T, ReluSide::kBits, decltype(two)::value>;
+    RunSums(op, ctx, x, shape, aligned, BatchStats{moments}, Flow{dz, addend, bits, {}, {}, dz},
+            nullptr, dscale, dbias, stream);
+  };
+  addend ? run(std::true_type()) : run(std::false_type());
+}
+#define DLSYS_RELU_SUMS(T)                                                                      \
+  template void ReluSumsByBits(const char*, DLContext, const T*, const Channels&,               \
+                               const BatchMoments&, const uint8_t*, const T*, T*, float*, float*, \
+                               DLStream);
+DLSYS_RELU_SUMS(bfloat16)
+DLSYS_RELU_SUMS(float16)
+#undef DLSYS_RELU_SUMS
+
 #define DLSYS_CHANNEL_SUMS(T)                                                            \
   template void ChannelSums(const char*, DLContext, const T*, const T*, const Channels&, \
                             const RowMoments&, float*, float*, DLStream);
