@@ -1,6 +1,6 @@
-// Convolution of floats of 16 bits with channels last: x (n, in, c), y (n, out, o), a gradient of
-// the shape of its array; filters stay (o, c / groups, kernel). All contiguous, and they overlap
-// nowhere. channels_last.cu has the algorithm.
+// Convolution with channels last, of floats of 16 bits or of float32 at tf32: x (n, in, c), y (n,
+// out, o), a gradient of the shape of its array; filters stay (o, c / groups, kernel). All
+// contiguous, and they overlap nowhere. channels_last.cu has the algorithm.
 #pragma once
 #include "cuda/gemm/gemm.cuh"
 #include "math/conv_geometry.h"
@@ -22,10 +22,11 @@ struct Call {
   int tiling = kHeuristic;
 };
 
-// True where it computes a convolution: from sm_80 on, sizes within int, groups of enough channels.
+// True where it computes a convolution of 16 bits: from sm_80 on, sizes within int, groups of enough
+// channels. Of float32 there is what channels_last_hopper.cuh has.
 bool Serves(DLContext ctx, const Conv& conv);
 
-// bias may be null; T is bfloat16 or float16.
+// bias may be null; T is bfloat16, float16 or float.
 template <class T>
 void Forward(const Call& at, const Conv& conv, const T* x, const T* f, const T* bias, T* y);
 template <class T>

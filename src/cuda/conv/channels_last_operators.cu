@@ -1,6 +1,6 @@
-// Operators of 2-d convolution over images of 16 bits with channels last: x (n, in, c), y (n, out,
-// o), filters (o, c / groups, kernel); a gradient has the shape of its array. channels_last.cu
-// computes them. Results overlap no input.
+// Operators of 2-d convolution over images with channels last, of 16 bits or of float32 at tf32: x
+// (n, in, c), y (n, out, o), filters (o, c / groups, kernel); a gradient has the shape of its array.
+// channels_last.cu computes them. Results overlap no input.
 #include <algorithm>
 
 #include "cuda/conv/channels_last_hopper.cuh"
@@ -39,7 +39,7 @@ Conv CheckedCall(const char* op, const DLArray* x, const DLArray* f, const DLArr
                  Struct<WindowOptions> windows, int64_t groups) {
   Enter(op, x, f, y);
   const Conv conv = ConvOf(op, x, f, y, windows, groups);
-  if (!channels_last::Serves(x->ctx, conv) || !Numel(x) || !Numel(y))
+  if ((x->dtype != DL_FLOAT32 && !channels_last::Serves(x->ctx, conv)) || !Numel(x) || !Numel(y))
     Fail("%s: %ld groups of %s by %s are not for channels last", op, (long)groups,
          ShapeText(x).c_str(), ShapeText(f).c_str());
   return conv;
@@ -110,20 +110,42 @@ void FilterGradient(const DLArray* x, const DLArray* dy, DLArray* df, Struct<Win
   channels_last::FilterGradient(at, conv, In<T>(at.op, x), In<T>(at.op, dy), Out<T>(at.op, df));
 }
 
-bool Fits(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
-          int64_t groups, int64_t) {
-  return Numel(x) && Numel(y) &&
-         channels_last::Serves(y->ctx, ConvOf("conv2d_channels_last", x, f, y, windows, groups));
+// Of x, f and y, which a pass has as inputs or as its result.
+template <Pass kPass>
+bool Fits(const DLArray* x, const DLArray* f, const DLArray* y, Struct<WindowOptions> windows,
+          int64_t groups) {
+  if (!Numel(x) || !Numel(y) || !Numel(f)) return false;
+  const channels_last::Call at{"conv2d_channels_last", y->ctx, nullptr};
+  const Conv conv = ConvOf(at.op, x, f, y, windows, groups);
+  if (y->dtype != DL_FLOAT32) return channels_last::Serves(y->ctx, conv);
+  const float* const none = nullptr;
+  return !channels_last::HopperRefusal(at, conv, kPass, none, none, none) &&
+         channels_last::PaysInFloat32(y->ctx, conv);
+}
+bool FitsForward(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
+                 int64_t groups, int64_t) {
+  return Fits<Pass::kForward>(x, f, y, windows, groups);
+}
+bool FitsDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx,
+                      Struct<WindowOptions> windows, int64_t groups, int64_t) {
+  return Fits<Pass::kDataGradient>(dx, f, dy, windows, groups);
+}
+bool FitsFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
+                        Struct<WindowOptions> windows, int64_t groups, int64_t) {
+  return Fits<Pass::kFilterGradient>(x, df, dy, windows, groups);
 }
 
 #define DLSYS_CHANNELS_LAST(name, Template)                            \
+  DLSYS_KERNEL_OF(cuda, name, #name, DL_FLOAT32, Template<float>);     \
   DLSYS_KERNEL_OF(cuda, name, #name, DL_BFLOAT16, Template<bfloat16>); \
   DLSYS_KERNEL_OF(cuda, name, #name, DL_FLOAT16, Template<float16>)
 DLSYS_CHANNELS_LAST(conv2d_channels_last, Forward);
 DLSYS_CHANNELS_LAST(conv2d_data_gradient_channels_last, DataGradient);
 DLSYS_CHANNELS_LAST(conv2d_filter_gradient_channels_last, FilterGradient);
 #undef DLSYS_CHANNELS_LAST
-DLSYS_FITS(cuda, conv2d_channels_last, Fits);
+DLSYS_FITS(cuda, conv2d_channels_last, FitsForward);
+DLSYS_FITS(cuda, conv2d_data_gradient_channels_last, FitsDataGradient);
+DLSYS_FITS(cuda, conv2d_filter_gradient_channels_last, FitsFilterGradient);
 DLSYS_ALGORITHMS(cuda, conv2d_channels_last, AlgorithmsOf);
 DLSYS_ALGORITHMS(cuda, conv2d_data_gradient_channels_last, AlgorithmsOf);
 DLSYS_ALGORITHMS(cuda, conv2d_filter_gradient_channels_last, AlgorithmsOf);

@@ -12,7 +12,8 @@
 // the warps beside the producer make factors of it meanwhile, rounded to float16 (2^-11, an eighth
 // of the rounding of the result). Functions are those of fast_functions.cuh.
 //
-// Operands lie along K or, of 16 bits, along M or N; C is row-major and overlaps nothing. Large
+// Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, where B has K in
+// another order (MultiplyPanelsAcross). C is row-major and overlaps nothing. Large
 // shapes are limited by the tensor cores' power, K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"
@@ -201,6 +202,11 @@ class Matrices {
                                                int row, int col, int z) {
     StoreBox(map, from, col, row, z);
   }
+  // The row of C, among those of all batches, that a row of the product is stored in.
+  static __device__ __forceinline__ int64_t RowOf(const Params& params, const Layout&, int row,
+                                                  int z) {
+    return (int64_t)z * params.m + row;
+  }
 
  private:
   const Params& params_;
@@ -270,7 +276,73 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, ui
   release(previous);
 }
 
-// The same, more exactly: tensor cores cut off what an addition does not hold, so that their error
+// The place in memory of B's element k where A of float32 lies along M: of every eight, those of
+// even k come first.
+__host__ __device__ constexpr int PlaceAcross(int k) { return k / 8 * 8 + k % 2 * 4 + k % 8 / 2; }
+
+// The part of a panel of A along M that a thread multiplies, by blocks of 64 rows and eight of K.
+template <class T>
+using Fragments = uint32_t[T::kWarpgroupM][4][4];
+
+// The elements of a row and of K from `t` twice on lie in banks of their own, for t from 0 to 3 and
+// eight rows: so wgmma's t is K's 2 t here, and its t + 4 is 2 t + 1.
+template <class T>
+__device__ __forceinline__ void ReadFragments(Fragments<T>& a, const unsigned char* panel,
+                                              int first_row) {
+  constexpr int kRowsOfBox = 32, kBox = kRowsOfBox * 128;  // (K, rows), swizzled
+  const int thread = threadIdx.x % 128;
+  const int row0 = first_row + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+      const int row = row0 + i * 64 + part % 2 * 8, k = thread % 4 * 2 + part / 2;
+      const int quad = row % kRowsOfBox / 4 ^ k;
+      const unsigned char* from =
+          panel + row / kRowsOfBox * kBox + k * 128 + quad * 16 + row % 4 * 4;
+#pragma unroll
+      for (int q = 0; q < 4; q++) a[i][q][part] = *(const uint32_t*)(from + q * 1024);
+    }
+  }
+}
+
+// As MultiplyPanels, of float32 with A along M, which wgmma takes from registers alone; they are
+// read while the panel before is multiplied. B lies along K in the order of PlaceAcross.
+template <class T, class Release, class Issued>
+__device__ __forceinline__ void MultiplyPanelsAcross(Accumulators<T>& d, int count,
+                                                     const unsigned char* shared, uint32_t full,
+                                                     int first_row, RingPosition<T::kStages>& at,
+                                                     Release&& release, Issued&& issued) {
+  Fragments<T> even, odd;  // of a panel each
+  int previous = 0;
+  const auto multiply = [&](Fragments<T>& a, int panel) {
+    const unsigned char* stage = shared + at.stage * T::kStageNbytes;
+    const uint32_t b = SharedAddress(stage) + T::kPanelA;
+    WaitForPhase(full + at.stage * 8, at.parity);
+    ReadFragments<T>(a, stage, first_row);
+    BeginProducts();
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+#pragma unroll
+      for (int i = 0; i < T::kWarpgroupM; i++)
+        MultiplyAdd<float, false>(d[i], a[i][k], Descriptor(b + k * 32, 16, 1024), panel + k > 0);
+    }
+    CloseProducts();
+    WaitForProducts<1>();
+    if (panel > 0) release(previous);
+    previous = at.stage;
+    at.Advance();
+  };
+  for (int panel = 0; panel < count; panel += 2) {
+    multiply(even, panel);
+    if (panel + 1 < count) multiply(odd, panel + 1);
+  }
+  issued();
+  WaitForProducts<0>();
+  release(previous);
+}
+
+// The same as MultiplyPanels, more exactly: tensor cores cut off what an addition does not hold, so that their error
 // grows with K. A few panels' sums at a time are added by ordinary, rounded additions.
 template <class E, class T, class Release>
 __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int count,
@@ -435,7 +507,7 @@ class Boxes {
       for (int i = 0; i < 2 * kRowGroups; i++) {
         const int row = origin_.row + l / 4 + i / 2 * 64 + i % 2 * 8;
         if (row >= params_.m) continue;
-        E* to = (E*)array + ((int64_t)origin_.z * params_.m + row) * params_.n + col0;
+        E* to = (E*)array + Source::RowOf(params_, layout_, row, origin_.z) * params_.n + col0;
 #pragma unroll
         for (int j = 0; j < kBlocks; j++)
           if (col0 + j * 8 < params_.n) *(Pair<E>*)(to + j * 8) = x[i / 2][j][i % 2];
@@ -827,6 +899,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     };
     if constexpr (kExact)
       MultiplyPanelsExactly<E, T>(d, count, memory, full, first_row, at, release);
+    else if constexpr (sizeof(E) == 4 && Source::kAlongM)
+      MultiplyPanelsAcross<T>(d, count, shared, full, first_row, at, release, issued);
     else
       MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, count, memory, full, first_row, at,
                                                              release, issued);
