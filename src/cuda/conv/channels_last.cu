@@ -546,9 +546,7 @@ static void CheckIsOnHopper(const Call& at, const Conv& c, Pass pass, const floa
                                                   : HopperRefusal(at, c, pass, x, f, y);
   if (refusal)
     FailWith(DL_NOT_APPLICABLE,
-             "%s: no algorithm with channels last computes this in float32: %s; move the channels "
-             "first",
-             at.op, refusal);
+             "%s: this algorithm cannot compute this in float32: %s; use implicit", at.op, refusal);
 }
 
 template <class T>

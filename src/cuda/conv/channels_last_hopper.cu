@@ -717,18 +717,21 @@ double Float32Us(const Call& at, const ConvWork& work) {
   const bool forward = work.pass == Pass::kForward;
   const int64_t in = forward ? c.c : c.o, out = forward ? c.o : c.c;
   // The phases of a data gradient share the kernel offsets among them.
-  const int64_t phases = forward ? 1 : Size(c.stride);
-  const int64_t positions = c.n * (forward ? Size(c.out) : CeilDiv(Size(c.in), phases));
-  const int64_t panels = CeilDiv(Size(c.kernel), phases) * PanelsOf<float>(in);
+  const int64_t phases = forward ? 1 : std::min(Size(c.stride), Size(c.kernel));
+  const int64_t positions = c.n * (forward ? Size(c.out) : CeilDiv(Size(c.in), Size(c.stride)));
+  const int64_t panels = CeilDiv(Size(c.kernel) * PanelsOf<float>(in), phases);
   const Config config = Fastest(at, [&](int k) {
     return hopper::Estimated(kTimes[k], {positions, out, panels, 1}, work.multiprocessors, k);
   });
-  return 2 * kLaunchUs + std::max(memory, (double)phases * config.us);
+  return (1. + (double)phases) * kLaunchUs + std::max(memory, (double)phases * config.us);
 }
 
 }  // namespace
 
 bool PaysInFloat32(DLContext ctx, const Conv& conv) {
+  // A convolution among others whose channels are last would have its images transposed otherwise;
+  // those of few channels, which are copied, have no others before them.
+  constexpr double kTransposed = 0.25, kNbytesUs = 3e6;
   const Call at{"conv2d", ctx, nullptr};
   const float* const none = nullptr;
   if (HopperRefusal(at, conv, Pass::kForward, none, none, none) ||
@@ -741,7 +744,8 @@ bool PaysInFloat32(DLContext ctx, const Conv& conv) {
     last += Float32Us(at, work);
     first += std::min({FmaUs(work), MmaUs(work), BatchedUs(work), CompactUs(work)});
   }
-  return last < first;
+  const double transposes = 4 * OutputBytes(conv) / kNbytesUs;
+  return last < first + (conv.c % kOf16Bytes<float> ? transposes : kTransposed * first);
 }
 
 template <class T>

@@ -280,15 +280,18 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, ui
 // even k come first.
 __host__ __device__ constexpr int PlaceAcross(int k) { return k / 8 * 8 + k % 2 * 4 + k % 8 / 2; }
 
-// The part of a panel of A along M that a thread multiplies, by blocks of 64 rows and eight of K.
+// What a thread multiplies at once of a panel of A along M, by blocks of 64 rows and eights of K: a
+// panel where registers allow it, or half of one.
 template <class T>
-using Fragments = uint32_t[T::kWarpgroupM][4][4];
+constexpr int kEights = T::kTileN <= 64 ? 4 : 2;
+template <class T>
+using Fragments = uint32_t[T::kWarpgroupM][kEights<T>][4];
 
 // The elements of a row and of K from `t` twice on lie in banks of their own, for t from 0 to 3 and
 // eight rows: so wgmma's t is K's 2 t here, and its t + 4 is 2 t + 1.
 template <class T>
 __device__ __forceinline__ void ReadFragments(Fragments<T>& a, const unsigned char* panel,
-                                              int first_row) {
+                                              int first_row, int first_eight) {
   constexpr int kRowsOfBox = 32, kBox = kRowsOfBox * 128;  // (K, rows), swizzled
   const int thread = threadIdx.x % 128;
   const int row0 = first_row + thread / 32 * 16 + thread % 32 / 4;
@@ -301,41 +304,56 @@ __device__ __forceinline__ void ReadFragments(Fragments<T>& a, const unsigned ch
       const unsigned char* from =
           panel + row / kRowsOfBox * kBox + k * 128 + quad * 16 + row % 4 * 4;
 #pragma unroll
-      for (int q = 0; q < 4; q++) a[i][q][part] = *(const uint32_t*)(from + q * 1024);
+      for (int q = 0; q < kEights<T>; q++)
+        a[i][q][part] = *(const uint32_t*)(from + (first_eight + q) * 1024);
     }
   }
 }
 
 // As MultiplyPanels, of float32 with A along M, which wgmma takes from registers alone; they are
-// read while the panel before is multiplied. B lies along K in the order of PlaceAcross.
+// read while those before are multiplied. B lies along K in the order of PlaceAcross.
 template <class T, class Release, class Issued>
 __device__ __forceinline__ void MultiplyPanelsAcross(Accumulators<T>& d, int count,
                                                      const unsigned char* shared, uint32_t full,
                                                      int first_row, RingPosition<T::kStages>& at,
                                                      Release&& release, Issued&& issued) {
-  Fragments<T> even, odd;  // of a panel each
+  Fragments<T> even, odd;
   int previous = 0;
-  const auto multiply = [&](Fragments<T>& a, int panel) {
+  const auto multiply = [&](Fragments<T>& a, int panel, auto first_eight) {
+    constexpr int kFirst = decltype(first_eight)::value;
     const unsigned char* stage = shared + at.stage * T::kStageNbytes;
     const uint32_t b = SharedAddress(stage) + T::kPanelA;
-    WaitForPhase(full + at.stage * 8, at.parity);
-    ReadFragments<T>(a, stage, first_row);
+    if (kFirst == 0) WaitForPhase(full + at.stage * 8, at.parity);
+    ReadFragments<T>(a, stage, first_row, kFirst);
     BeginProducts();
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int q = 0; q < kEights<T>; q++) {
+      const uint64_t of_b = Descriptor(b + (kFirst + q) * 32, 16, 1024);
 #pragma unroll
       for (int i = 0; i < T::kWarpgroupM; i++)
-        MultiplyAdd<float, false>(d[i], a[i][k], Descriptor(b + k * 32, 16, 1024), panel + k > 0);
+        MultiplyAdd<float, false>(d[i], a[i][q], of_b, panel + kFirst + q > 0);
     }
     CloseProducts();
     WaitForProducts<1>();
-    if (panel > 0) release(previous);
+    if (kFirst == 0 && panel > 0) release(previous);
+    if (kFirst + kEights<T> < 4) return;
     previous = at.stage;
     at.Advance();
   };
-  for (int panel = 0; panel < count; panel += 2) {
-    multiply(even, panel);
-    if (panel + 1 < count) multiply(odd, panel + 1);
+  constexpr std::integral_constant<int, 0> kBegin;
+  // ptxas has to see that no registers are written whose products may be under way.
+  if constexpr (kEights<T> == 2) {
+    for (int panel = 0; panel < count; panel++) {
+      multiply(even, panel, kBegin);
+      multiply(odd, panel, std::integral_constant<int, 2>());
+    }
+  } else {
+    int panel = 0;
+    for (; panel + 1 < count; panel += 2) {
+      multiply(even, panel, kBegin);
+      multiply(odd, panel + 1, kBegin);
+    }
+    if (panel < count) multiply(even, panel, kBegin);
   }
   issued();
   WaitForProducts<0>();
