@@ -31,8 +31,8 @@ from ..ops.conv.convolution import (
 )
 from ..ops.conv.geometry import Windows
 from ..ops.conv.pooling import max_pool_gradient_op, max_pool_op
-from ..ops.matmul import algorithm_number
 from ..ops.elementwise import add_op
+from ..ops.matmul import algorithm_number
 from ..ops.movement import broadcast_to_op, reshape_op, transpose_op
 from ..ops.norm.batch_norm import (
     batch_normalize_gradient_op,
