@@ -20,7 +20,7 @@ from ..arguments.signature import Signature
 from ..dtypes import bfloat16, is_narrow
 from ..graph.lines import attributed_to
 from ..graph.node import Node, Op
-from ..graph.spec import FLOAT32, Spec
+from ..graph.spec import Spec
 from ..ops.axes import normalize_axes
 from ..ops.conv.convolution import (
     convolution_bias_op,
@@ -134,7 +134,7 @@ class _Layout:
         """Moves the channels of a node last where that pays."""
         if node.op in _CONVOLUTIONS:
             self._convolution(node)
-        elif node.op is convolution_bias_op and node.spec.dtype == FLOAT32:
+        elif node.op is convolution_bias_op and not is_narrow(node.spec.dtype):
             self._biased(node)
         elif node.op.projection:
             self._value(node)
@@ -216,6 +216,7 @@ class _Layout:
     def _convolved_last(self, node: Node) -> Node | None:
         """A convolution over images (N, H, W, C); None where that is not there, or slower."""
         op, images, is_image = _CONVOLUTIONS[node.op]
+        assert op.kernel is not None
         specs = [x.spec for x in node.inputs]
         convolution: Any = node.op
         windows, groups = convolution.windows(node, *specs), node.attrs["groups"]

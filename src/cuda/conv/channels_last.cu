@@ -540,10 +540,10 @@ bool Serves(DLContext ctx, const Conv& c) {
          c.o < kMost && filter > 0;
 }
 
-static void CheckIsOnHopper(const Call& at, const Conv& c, Pass pass, const float* x, const float* f,
-                     const float* y) {
-  const char* refusal = at.kernel == Kernel::kMma ? "it is for 16 bits"
-                                                  : HopperRefusal(at, c, pass, x, f, y);
+static void CheckIsOnHopper(const Call& at, const Conv& c, Pass pass, const float* x,
+                            const float* f, const float* y) {
+  const char* refusal =
+      at.kernel == Kernel::kMma ? "it is for 16 bits" : HopperRefusal(at, c, pass, x, f, y);
   if (refusal)
     FailWith(DL_NOT_APPLICABLE,
              "%s: this algorithm cannot compute this in float32: %s; use implicit", at.op, refusal);

@@ -22,8 +22,8 @@ struct Call {
   int tiling = kHeuristic;
 };
 
-// True where it computes a convolution of 16 bits: from sm_80 on, sizes within int, groups of enough
-// channels. Of float32 there is what channels_last_hopper.cuh has.
+// True where it computes a convolution of 16 bits: from sm_80 on, sizes within int, groups of
+// enough channels. Of float32 there is what channels_last_hopper.cuh has.
 bool Serves(DLContext ctx, const Conv& conv);
 
 // bias may be null; T is bfloat16, float16 or float.

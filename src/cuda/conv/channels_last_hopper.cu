@@ -157,10 +157,11 @@ void AddParts(const Call& at, const Conv& c, int64_t count, int64_t pitch, bool 
 // ---- images of few channels ----
 
 // The pixels that a filter's row meets lie side by side, so images of few channels are convolved as
-// rows of them: images (n, lines, out.w, 128 bytes), each pixel all that a line of the filter reads,
-// by a filter of one column. Pixels overlap: they are a map of strides over a copy (n, lines, width,
-// pixel). As many rows as the stride skips make a line of the copy, and of the filter, interleaved,
-// so that every line is met at stride 1. Zeros pad images on all sides, and pixels.
+// rows of them: images (n, lines, out.w, 128 bytes), each pixel all that a line of the filter
+// reads, by a filter of one column. Pixels overlap: they are a map of strides over a copy (n,
+// lines, width, pixel). As many rows as the stride skips make a line of the copy, and of the
+// filter, interleaved, so that every line is met at stride 1. Zeros pad images on all sides, and
+// pixels.
 template <class T>
 constexpr int64_t kOf16Bytes = 16 / (int64_t)sizeof(T);
 
@@ -251,7 +252,8 @@ RowsTask TaskOf(const Conv& c, const Rows& rows) {
   task.kernel_h = (int)c.kernel.h, task.kernel_w = (int)c.kernel.w;
   task.fold = (int)rows.fold, task.row_channels = (int)rows.channels;
   task.lines = (int)rows.conv.in.h, task.pad_h = (int)c.pad.h, task.pad_w = (int)c.pad.w;
-  task.by_line = Divisor(rows.width * rows.Pixel() / kOf16Bytes<T>), task.by_lines = Divisor(rows.conv.in.h);
+  task.by_line = Divisor(rows.width * rows.Pixel() / kOf16Bytes<T>),
+  task.by_lines = Divisor(rows.conv.in.h);
   task.by_pixel = Divisor(rows.Pixel()), task.by_channels = Divisor(rows.channels);
   return task;
 }
@@ -484,8 +486,8 @@ void MultiplyByPixels(const Call& at, const Conv& c, const Config& config, const
   const ForwardAxes axes(c);
   const PixelLayout layout = LayoutOf<T>(axes.h, axes.w, c.c, c.kernel.w);
   const int64_t positions = c.n * Size(c.out), cols = Columns<T>(c);
-  const hopper::Params params = ParamsOf<T>(c, config, kSwapped ? cols : c.o,
-                                            kSwapped ? c.o : cols, parts);
+  const hopper::Params params =
+      ParamsOf<T>(c, config, kSwapped ? cols : c.o, kSwapped ? c.o : cols, parts);
   const PixelMapShape images{
       {c.c, c.in.w, c.in.h, c.n}, strides, axes.w.positions, axes.h.positions};
   WithTiling(config, [&](auto tiling) {
@@ -541,7 +543,8 @@ struct TransposeTask {
 // Memory bandwidth limits it.
 __global__ void __launch_bounds__(kThreads)
     TransposeKernel(const __grid_constant__ TransposeTask task) {
-  constexpr int kTile = 64, kQuads = kTile / 4, kLines = kThreads / kQuads, kAtOnce = kTile / kLines;
+  constexpr int kTile = 64, kQuads = kTile / 4, kLines = kThreads / kQuads,
+                kAtOnce = kTile / kLines;
   __shared__ float tile[kTile][kTile + 1];  // (positions, channels)
   const int quad = (int)threadIdx.x % kQuads, line = (int)threadIdx.x / kQuads;
   const int64_t tiles = CeilDiv(task.pitch, kTile);
@@ -613,13 +616,12 @@ void MultiplyByCopy(const Call& at, const Conv& c, const Config& config, const f
   WithTiling(config, [&](auto tiling) {
     using Tile = decltype(tiling);
     constexpr int kPanel = kChannelsOfPanel<float>;
-    const hopper::Maps maps{
-        kPixels ? PixelMap(at.op, kDtype<float>, x, images, kPanel)
-                : RowsMap<float>(at, dy, c.o, positions, kPanel),
-        BoxMap(at.op, kDtype<float>, copy.data(), pitch, channels, pitch, 1,
-               Tile::kTileN / Tile::kCluster),
-        {},
-        {}};
+    const hopper::Maps maps{kPixels ? PixelMap(at.op, kDtype<float>, x, images, kPanel)
+                                    : RowsMap<float>(at, dy, c.o, positions, kPanel),
+                            BoxMap(at.op, kDtype<float>, copy.data(), pitch, channels, pitch, 1,
+                                   Tile::kTileN / Tile::kCluster),
+                            {},
+                            {}};
     hopper::LaunchTiles<float, Tile, FilterGradient32<Tile, kPixels>, false>(
         at.op, at.ctx, {config.index, 0, 0, 0}, maps, params, layout, at.stream);
   });
@@ -707,8 +709,7 @@ namespace {
 // Microseconds of a pass in float32.
 double Float32Us(const Call& at, const ConvWork& work) {
   constexpr double kLaunchUs = 3, kNbytesUs = 3.6e6;
-  const auto rows =
-      work.conv.c % kOf16Bytes<float> ? Rows::Of<float>(work.conv) : std::nullopt;
+  const auto rows = work.conv.c % kOf16Bytes<float> ? Rows::Of<float>(work.conv) : std::nullopt;
   const Conv& c = rows ? rows->conv : work.conv;
   const double copied = rows ? 4. * (double)(c.n * rows->strides[2]) : 0;
   const double memory = (AllBytes(work.conv) + 3 * copied) / kNbytesUs;

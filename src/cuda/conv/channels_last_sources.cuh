@@ -1,6 +1,6 @@
 // How the kernel of gemm/hopper_kernel.cuh reads and writes convolutions of images (n, h, w, c): as
-// implicit GEMM, whose gathered operand TMA copies from the images (im2col). A panel is 128 bytes of
-// channels at a kernel offset, so that channels are padded by reading zeros.
+// implicit GEMM, whose gathered operand TMA copies from the images (im2col). A panel is 128 bytes
+// of channels at a kernel offset, so that channels are padded by reading zeros.
 #pragma once
 #include "cuda/gemm/hopper_kernel.cuh"
 #include "cuda/runtime/divisor.cuh"

@@ -360,8 +360,9 @@ __device__ __forceinline__ void MultiplyPanelsAcross(Accumulators<T>& d, int cou
   release(previous);
 }
 
-// The same as MultiplyPanels, more exactly: tensor cores cut off what an addition does not hold, so that their error
-// grows with K. A few panels' sums at a time are added by ordinary, rounded additions.
+// The same as MultiplyPanels, more exactly: tensor cores cut off what an addition does not hold, so
+// that their error grows with K. A few panels' sums at a time are added by ordinary, rounded
+// additions.
 template <class E, class T, class Release>
 __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int count,
                                                       uint32_t memory, uint32_t full, int first_row,
