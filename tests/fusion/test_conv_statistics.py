@@ -67,9 +67,7 @@ class Kernels(unittest.TestCase):
         (y,), (plain,) = holes(shape, dtype=dtype), holes(shape, dtype=dtype)
         mean, variance = holes((len(f),), (len(f),))
         name = "conv2d_channels_last"
-        launch(
-            f"{name}_statistics", gpu(0), images, filters, y, mean, variance, windows, 1, number
-        )
+        launch(f"{name}_statistics", gpu(0), images, filters, y, mean, variance, windows, 1, number)
         launch(name, gpu(0), images, filters, plain, windows, 1, number)
         made, alone = (one.asnumpy().astype(np.float64) for one in (y, plain))
         axes, size = (0, 1, 2), np.abs(made).max()
@@ -111,9 +109,7 @@ class Kernels(unittest.TestCase):
                 with self.subTest(sizes=sizes, addends=addends):
                     self.sums(sizes, attrs, (bfloat16, FLOAT16)[k % 2], addends)
 
-    def sums(
-        self, sizes: tuple[int, ...], attrs: dict[str, Any], dtype: Any, addends: int
-    ) -> None:
+    def sums(self, sizes: tuple[int, ...], attrs: dict[str, Any], dtype: Any, addends: int) -> None:
         n, c, h, w, o, kernel = sizes
         attrs = dict(stride=1, padding=0, dilation=1, groups=1) | attrs
         rng = np.random.default_rng(sum(sizes))

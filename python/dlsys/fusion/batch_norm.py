@@ -208,7 +208,9 @@ def _layer(graph: Graph, norm: Node, done: set[Node]) -> Layer | None:
     activation = users[0] if len(users) == 1 else None
     if addend is None and activation is None:
         return None
-    return Layer(norm, added, addend, activation, addend is not None and _is_twin(graph, norm, addend))
+    return Layer(
+        norm, added, addend, activation, addend is not None and _is_twin(graph, norm, addend)
+    )
 
 
 def _is_twin(graph: Graph, norm: Node, addend: Node) -> bool:

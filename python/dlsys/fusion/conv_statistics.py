@@ -1,15 +1,15 @@
-"""Batch-norm statistics where a convolution stores its result: the mean and variance of each filter's
-results, which are then not read again for them.
+"""Batch-norm statistics where a convolution stores its result: the mean and variance of each
+filter's results, which are then not read again for them.
 
-Pattern: the statistics of a convolution with channels last. Its kernel keeps, beside each tile of
-results, the moments of their columns as they are stored; a small kernel combines these.
+Pattern: the statistics of a convolution of 16 bits with channels last. Its kernel keeps, beside
+each tile of results, the moments of their columns as they are stored; a small kernel combines these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..dtypes import bfloat16
+from ..dtypes import bfloat16, is_narrow
 from ..graph.lines import attributed_to
 from ..graph.node import Node
 from ..ops.norm.batch_norm import batch_statistics_op
@@ -36,9 +36,10 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
 
 
 def _is_by_filter(convolution: Node, statistics: Node) -> bool:
-    """True where the channels of the statistics are the filters, of images (N, H, W, O)."""
+    """True where the statistics are of 16 bits and of each filter, of images (N, H, W, O)."""
     return (
         convolution.op is conv2d_channels_last_op
+        and is_narrow(convolution.spec.dtype)
         and statistics.inputs[0].spec.shape[1:] == convolution.spec.shape[3:]
     )
 

@@ -1,9 +1,9 @@
 """Relu's gradient, and its sums for batch normalization, where a convolution stores the gradient of
 its data: neither is made by a kernel that reads it again.
 
-Patterns, of convolutions with channels last: the data gradient [+ another gradient], relu's gradient
-of that by bits (relu_bits.py), and the sums of the normalization before relu. The normalization's
-own gradient then reads relu's gradient as it is stored.
+Patterns, of convolutions of 16 bits with channels last: the data gradient [+ another gradient],
+relu's gradient of that by bits (relu_bits.py), and the sums of the normalization before relu. The
+normalization's own gradient then reads relu's gradient as it is stored.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from ..arguments.kinds import Instance, Int
 from ..arguments.signature import Signature
-from ..dtypes import bfloat16
+from ..dtypes import bfloat16, is_narrow
 from ..graph.lines import attributed_to
 from ..graph.node import Node
+from ..ops.conv.geometry import Windows
 from ..ops.elementwise import add_op
-from ..ops.movement import reshape_op
 from ..ops.norm.batch_norm import EPS, batch_normalize_gradient_op, batch_normalize_sums_op
 from ..passes.pipeline import Options, Pass
 from .batch_norm import (
@@ -29,14 +29,13 @@ from .body import Body, close, in_shape, shaped
 from .channels_last import OverImages, data_gradient_channels_last_op
 from .relu_bits import keep_by_bits_op, keeps_bits, relu_bits_sums_ops, with_bits
 from .rewrite import Graph, exchange, strip_views, value_of
-from ..ops.conv.geometry import Windows
 
 
 class GradientSums(OverImages):
     """dz, dscale and dbias: relu's gradient of the data gradient [+ an addend], and its sums.
 
-    Inputs: f and dy of the convolution, the bits of relu, x, mean and variance of the normalization,
-    then the addend.
+    Inputs: f and dy of the convolution, the bits of relu, x, mean and variance of the
+    normalization, then the addend.
     """
 
     signature = Signature(
@@ -117,6 +116,8 @@ def _is_gradient(graph: Graph, dy: Node) -> bool:
     node = strip_views(dy)
     if node.op is not data_gradient_channels_last_op or "algo" in node.attrs:
         return False
+    if not is_narrow(node.spec.dtype):
+        return False
     fits = node.attrs["windows"].stride == (1, 1) and node.attrs["groups"] == 1
     by_channels = dy.spec.shape[1:] == node.spec.shape[3:] and dy.spec.shape[1] % _CHANNELS == 0
     view = dy
@@ -127,9 +128,7 @@ def _is_gradient(graph: Graph, dy: Node) -> bool:
     return fits and by_channels
 
 
-def _made(
-    gradient: Node, of_norm: Sequence[Node], others: Sequence[Node], sums: Node
-) -> Node:
+def _made(gradient: Node, of_norm: Sequence[Node], others: Sequence[Node], sums: Node) -> Node:
     bits, x, mean, variance = of_norm
     eps, shape = sums.attrs["eps"], x.spec.shape
     with attributed_to(sums):
@@ -139,7 +138,9 @@ def _made(
         outputs = in_shape(dz, gradient.spec.shape), value_of(of_dz, 0), value_of(of_dz, 1)
         inputs = (*gradient.inputs, bits, x, mean, variance, *others)
         attrs = {key: value for key, value in gradient.attrs.items() if key != "body"}
-        made = gradient_sums_ops[len(others)](*inputs, body=close(inputs, outputs), eps=eps, **attrs)
+        made = gradient_sums_ops[len(others)](
+            *inputs, body=close(inputs, outputs), eps=eps, **attrs
+        )
     made.stand_for(sums)
     return made
 

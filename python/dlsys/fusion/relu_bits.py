@@ -1,5 +1,5 @@
-"""One bit an element instead of relu's output, where only relu's gradient within the sums of a batch
-normalization reads it for that: a sixteenth of the bytes.
+"""One bit an element instead of relu's output, where only relu's gradient within the sums of a
+batch normalization reads it for that: a sixteenth of the bytes.
 
 Pattern: relu(normalized x + addend), as batch_norm.py makes it of 16 bits with channels last, and
 the sums of its gradient. The map keeps a bit for each element that is positive.
@@ -60,7 +60,7 @@ class KeepByBitsOp(Op):
 
 
 class ReluBits(NormalizeMap):
-    """relu(normalized x + addend) as a NormalizeMap, and a bit for each element that is positive."""
+    """relu(normalized x + addend) as a NormalizeMap, and a bit for each positive element."""
 
     def __init__(self) -> None:
         FusedNorm.__init__(self, "batch_normalize_relu_bits", 2)

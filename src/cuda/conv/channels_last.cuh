@@ -1,6 +1,6 @@
-// Convolution of floats of 16 bits with channels last: x (n, in, c), y (n, out, o), a gradient of
-// the shape of its array; filters stay (o, c / groups, kernel). All contiguous, and they overlap
-// nowhere. channels_last.cu has the algorithm.
+// Convolution with channels last, of floats of 16 bits or of float32 at tf32: x (n, in, c), y (n,
+// out, o), a gradient of the shape of its array; filters stay (o, c / groups, kernel). All
+// contiguous, and they overlap nowhere. channels_last.cu has the algorithm.
 #pragma once
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/norm/norm.cuh"
@@ -23,7 +23,8 @@ struct Call {
   int tiling = kHeuristic;
 };
 
-// True where it computes a convolution: from sm_80 on, sizes within int, groups of enough channels.
+// True where it computes a convolution of 16 bits: from sm_80 on, sizes within int, groups of
+// enough channels. Of float32 there is what channels_last_hopper.cuh has.
 bool Serves(DLContext ctx, const Conv& conv);
 
 // Of each filter's results as they are stored, (o): mean and variance.
@@ -31,8 +32,8 @@ struct Statistics {
   float *mean, *variance;
 };
 
-// relu's gradient of the data gradient plus an addend, and its sums for the batch normalization that
-// relu's argument came from, or from a sum with it.
+// relu's gradient of the data gradient plus an addend, and its sums for the batch normalization
+// that relu's argument came from, or from a sum with it.
 struct GradientSums {
   const void *x, *addend;  // what was normalized, of the data's shape, as the addend, or null
   const uint8_t* bits;     // of relu's positive results
@@ -40,7 +41,8 @@ struct GradientSums {
   float *dscale, *dbias;  // (c)
 };
 
-// bias may be null; T is bfloat16 or float16.
+// bias may be null; T is bfloat16, float16 or float. With statistics or sums it is
+// of 16 bits.
 template <class T>
 void Forward(const Call& at, const Conv& conv, const T* x, const T* f, const T* bias, T* y);
 template <class T>

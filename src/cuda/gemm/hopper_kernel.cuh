@@ -12,7 +12,8 @@
 // the warps beside the producer make factors of it meanwhile, rounded to float16 (2^-11, an eighth
 // of the rounding of the result). Functions are those of fast_functions.cuh.
 //
-// Operands lie along K or, of 16 bits, along M or N; C is row-major and overlaps nothing. Large
+// Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, where B has K in
+// another order (MultiplyPanelsAcross). C is row-major and overlaps nothing. Large
 // shapes are limited by the tensor cores' power, K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"
@@ -156,16 +157,16 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 // at most. With two producers, one copies A and one B. This one reads matrices, or batches of them;
 // those of convolutions are in conv/channels_last_sources.cuh.
 
-// What a source has made of the columns of C as it is stored, in 16 bits and in boxes; then there is
-// no bias.
+// What a source has made of the columns of C as it is stored, in 16 bits and in boxes; then there
+// is no bias.
 enum class OfColumns {
   kNothing,
   // Layout::moments, (groups of kMomentsRows rows, n): means and sums of squared deviations from
   // them.
   kMoments,
   // C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not set. Of it
-  // Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x, of C's shape,
-  // and Layout::mean, (n). n is a multiple of 64.
+  // Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x, of C's
+  // shape, and Layout::mean, (n). n is a multiple of 64.
   kGradientSums
 };
 
@@ -216,6 +217,11 @@ class Matrices {
   static __device__ __forceinline__ void Store(const Layout&, const CUtensorMap* map, uint32_t from,
                                                int row, int col, int z) {
     StoreBox(map, from, col, row, z);
+  }
+  // The row of C, among those of all batches, that a row of the product is stored in.
+  static __device__ __forceinline__ int64_t RowOf(const Params& params, const Layout&, int row,
+                                                  int z) {
+    return (int64_t)z * params.m + row;
   }
 
  private:
@@ -286,8 +292,93 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, int count, ui
   release(previous);
 }
 
-// The same, more exactly: tensor cores cut off what an addition does not hold, so that their error
-// grows with K. A few panels' sums at a time are added by ordinary, rounded additions.
+// The place in memory of B's element k where A of float32 lies along M: of every eight, those of
+// even k come first.
+__host__ __device__ constexpr int PlaceAcross(int k) { return k / 8 * 8 + k % 2 * 4 + k % 8 / 2; }
+
+// What a thread multiplies at once of a panel of A along M, by blocks of 64 rows and eights of K: a
+// panel where registers allow it, or half of one.
+template <class T>
+constexpr int kEights = T::kTileN <= 64 ? 4 : 2;
+template <class T>
+using Fragments = uint32_t[T::kWarpgroupM][kEights<T>][4];
+
+// The elements of a row and of K from `t` twice on lie in banks of their own, for t from 0 to 3 and
+// eight rows: so wgmma's t is K's 2 t here, and its t + 4 is 2 t + 1.
+template <class T>
+__device__ __forceinline__ void ReadFragments(Fragments<T>& a, const unsigned char* panel,
+                                              int first_row, int first_eight) {
+  constexpr int kRowsOfBox = 32, kBox = kRowsOfBox * 128;  // (K, rows), swizzled
+  const int thread = threadIdx.x % 128;
+  const int row0 = first_row + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+      const int row = row0 + i * 64 + part % 2 * 8, k = thread % 4 * 2 + part / 2;
+      const int quad = row % kRowsOfBox / 4 ^ k;
+      const unsigned char* from =
+          panel + row / kRowsOfBox * kBox + k * 128 + quad * 16 + row % 4 * 4;
+#pragma unroll
+      for (int q = 0; q < kEights<T>; q++)
+        a[i][q][part] = *(const uint32_t*)(from + (first_eight + q) * 1024);
+    }
+  }
+}
+
+// As MultiplyPanels, of float32 with A along M, which wgmma takes from registers alone; they are
+// read while those before are multiplied. B lies along K in the order of PlaceAcross.
+template <class T, class Release, class Issued>
+__device__ __forceinline__ void MultiplyPanelsAcross(Accumulators<T>& d, int count,
+                                                     const unsigned char* shared, uint32_t full,
+                                                     int first_row, RingPosition<T::kStages>& at,
+                                                     Release&& release, Issued&& issued) {
+  Fragments<T> even, odd;
+  int previous = 0;
+  const auto multiply = [&](Fragments<T>& a, int panel, auto first_eight) {
+    constexpr int kFirst = decltype(first_eight)::value;
+    const unsigned char* stage = shared + at.stage * T::kStageNbytes;
+    const uint32_t b = SharedAddress(stage) + T::kPanelA;
+    if (kFirst == 0) WaitForPhase(full + at.stage * 8, at.parity);
+    ReadFragments<T>(a, stage, first_row, kFirst);
+    BeginProducts();
+#pragma unroll
+    for (int q = 0; q < kEights<T>; q++) {
+      const uint64_t of_b = Descriptor(b + (kFirst + q) * 32, 16, 1024);
+#pragma unroll
+      for (int i = 0; i < T::kWarpgroupM; i++)
+        MultiplyAdd<float, false>(d[i], a[i][q], of_b, panel + kFirst + q > 0);
+    }
+    CloseProducts();
+    WaitForProducts<1>();
+    if (kFirst == 0 && panel > 0) release(previous);
+    if (kFirst + kEights<T> < 4) return;
+    previous = at.stage;
+    at.Advance();
+  };
+  constexpr std::integral_constant<int, 0> kBegin;
+  // ptxas has to see that no registers are written whose products may be under way.
+  if constexpr (kEights<T> == 2) {
+    for (int panel = 0; panel < count; panel++) {
+      multiply(even, panel, kBegin);
+      multiply(odd, panel, std::integral_constant<int, 2>());
+    }
+  } else {
+    int panel = 0;
+    for (; panel + 1 < count; panel += 2) {
+      multiply(even, panel, kBegin);
+      multiply(odd, panel + 1, kBegin);
+    }
+    if (panel < count) multiply(even, panel, kBegin);
+  }
+  issued();
+  WaitForProducts<0>();
+  release(previous);
+}
+
+// The same as MultiplyPanels, more exactly: tensor cores cut off what an addition does not hold, so
+// that their error grows with K. A few panels' sums at a time are added by ordinary, rounded
+// additions.
 template <class E, class T, class Release>
 __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, int count,
                                                       uint32_t memory, uint32_t full, int first_row,
@@ -453,7 +544,7 @@ class Boxes {
       for (int i = 0; i < 2 * kRowGroups; i++) {
         const int row = origin_.row + l / 4 + i / 2 * 64 + i % 2 * 8;
         if (row >= params_.m) continue;
-        E* to = (E*)array + ((int64_t)origin_.z * params_.m + row) * params_.n + col0;
+        E* to = (E*)array + Source::RowOf(params_, layout_, row, origin_.z) * params_.n + col0;
 #pragma unroll
         for (int j = 0; j < kBlocks; j++)
           if (col0 + j * 8 < params_.n) *(Pair<E>*)(to + j * 8) = x[i / 2][j][i % 2];
@@ -986,7 +1077,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     const bool in_boxes = IsInBoxes(params, segment);
     if (in_boxes) {
       boxes.Begin(origin, map_other);
-      if (Source::kOfColumns == OfColumns::kNothing && params.bias) ReadBias<R, T>(bias, params, origin.col);
+      if (Source::kOfColumns == OfColumns::kNothing && params.bias)
+        ReadBias<R, T>(bias, params, origin.col);
     }
     if (T::kPingPong) SyncThreads(kTurn + consumer, 256);
     const auto issued = [&] {
@@ -994,6 +1086,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     };
     if constexpr (kExact)
       MultiplyPanelsExactly<E, T>(d, count, memory, full, first_row, at, release);
+    else if constexpr (sizeof(E) == 4 && Source::kAlongM)
+      MultiplyPanelsAcross<T>(d, count, shared, full, first_row, at, release, issued);
     else
       MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, count, memory, full, first_row, at,
                                                              release, issued);

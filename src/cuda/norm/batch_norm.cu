@@ -362,7 +362,7 @@ void ChannelStatistics(const char* op, DLContext ctx, const T* x, const Channels
   RunSums<T>(op, ctx, shape, Aligned16(x), MomentsOp<T>{x, mean, variance}, nullptr, stream);
 }
 
-#define DLSYS_CHANNEL_STATISTICS(T)                                                    \
+#define DLSYS_CHANNEL_STATISTICS(T)                                                          \
   template void ChannelStatistics(const char*, DLContext, const T*, const Channels&, float*, \
                                   float*, DLStream);
 DLSYS_CHANNEL_STATISTICS(bfloat16)

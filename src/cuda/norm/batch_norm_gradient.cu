@@ -2,10 +2,11 @@
 // channel sums dscale and dbias, then dx; layer_norm.cu takes its channel sums from here.
 //
 // A gradient flow loads dy: plainly, times the activation gradient of the pre-activation, which is
-// recomputed from x bit-identically to forward, or masked by a relu's saved output or its bits (with
-// a residual addend) and summed with a second gradient. Sums reduce like forward's statistics, in a single
-// pass given arrival counters. An output may be the buffer of an input of its shape: elements are
-// read before they are written, by the same thread. Memory bandwidth limits both kernels.
+// recomputed from x bit-identically to forward, or masked by a relu's saved output or its bits
+// (with a residual addend) and summed with a second gradient. Sums reduce like forward's
+// statistics, in a single pass given arrival counters. An output may be the buffer of an input of
+// its shape: elements are read before they are written, by the same thread. Memory bandwidth limits
+// both kernels.
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/norm/batch_norm_tile.cuh"
 #include "cuda/norm/norm.cuh"
@@ -477,8 +478,8 @@ void ReluSumsByBits(const char* op, DLContext ctx, const T* x, const Channels& s
   };
   addend ? run(std::true_type()) : run(std::false_type());
 }
-#define DLSYS_RELU_SUMS(T)                                                                      \
-  template void ReluSumsByBits(const char*, DLContext, const T*, const Channels&,               \
+#define DLSYS_RELU_SUMS(T)                                                                        \
+  template void ReluSumsByBits(const char*, DLContext, const T*, const Channels&,                 \
                                const BatchMoments&, const uint8_t*, const T*, T*, float*, float*, \
                                DLStream);
 DLSYS_RELU_SUMS(bfloat16)

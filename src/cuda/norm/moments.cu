@@ -28,8 +28,8 @@ struct Two {
   double x, y;
 };
 
-// Of a kind of groups: Add adds a group of `rows` rows to two sums, around an origin; Combined gives
-// what they are together.
+// Of a kind of groups: Add adds a group of `rows` rows to two sums, around an origin; Combined
+// gives what they are together.
 struct MomentsGroups {
   static __device__ __forceinline__ void Add(float2 m, double rows, double origin, double& first,
                                              double& second) {
@@ -38,7 +38,7 @@ struct MomentsGroups {
     second += (double)m.y + rows * d * d;
   }
   static __device__ __forceinline__ Two Combined(double rows, double origin, double first,
-                                                     double second) {
+                                                 double second) {
     const double shift = first / rows;
     return {origin + shift, second - first * shift};
   }
@@ -53,8 +53,8 @@ struct SumsGroups {
   }
 };
 
-// Combines `fan` groups of each column of a block, and calls done(k, c, combined, rows) for the k-th
-// result of channel c.
+// Combines `fan` groups of each column of a block, and calls done(k, c, combined, rows) for the
+// k-th result of channel c.
 template <class Kind, class Done>
 __device__ __forceinline__ void Combine(const Groups& of, const Done& done) {
   constexpr int kBatch = 8;
@@ -69,8 +69,7 @@ __device__ __forceinline__ void Combine(const Groups& of, const Done& done) {
   for (int64_t k = begin + lane; exists && k < end; k += kBatch * kLanes) {
     float2 m[kBatch];
 #pragma unroll
-    for (int j = 0; j < kBatch; j++)
-      m[j] = of.from[min(k + j * kLanes, end - 1) * of.channels + c];
+    for (int j = 0; j < kBatch; j++) m[j] = of.from[min(k + j * kLanes, end - 1) * of.channels + c];
 #pragma unroll
     for (int j = 0; j < kBatch; j++) {
       const int64_t at = k + j * kLanes;

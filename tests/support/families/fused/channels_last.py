@@ -19,7 +19,6 @@ from dlsys.ops.conv import convolution, pooling
 from dlsys.ops.norm.batch_norm import batch_statistics_op
 from support.families import conv
 from support.families import pooling as pools
-from support.families.norm import both
 from support.rows import Case, Sample
 
 
@@ -32,6 +31,21 @@ def first(x: Any) -> Any:
     """(N, H, W, C) as (N, C, H, W)."""
     array = isinstance(x, np.ndarray)
     return x.transpose(fused.FIRST) if array else ad.transpose_op(x, fused.FIRST)
+
+
+def of_tf32(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers that tensor cores take as they are: kernels of float32 are at tf32."""
+    return np.round(rng.uniform(-2, 2, shape) * 256) / 256
+
+
+def served(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """Those that the pass moves: of something, and of no groups of few channels."""
+    return tuple(
+        one
+        for one in cases
+        if all(map(np.prod, one.shapes))
+        and (one.attrs.get("groups", 1) == 1 or 130 in one.shapes[0])
+    )
 
 
 def moved(cases: Sequence[Case], images: Sequence[int], domain: Any = None) -> tuple[Case, ...]:
@@ -128,8 +142,8 @@ def convolved(name: str, op: Any, plain: Any, formula: Any, cases: Any, of: Any,
     row = conv.sample(name, op, formula, cases, of)
     scale: Any = row.scale
     return Sample(
-        name, op, over(formula, at, is_image), moved(cases, at), scale=over(scale, at, is_image),
-        ulps=row.ulps, differentiable=(), specials=False, build=build(op, plain, at, is_image),
+        name, op, over(formula, at, is_image), moved(served(cases), at, of_tf32),
+        scale=over(scale, at, is_image), ulps=row.ulps, differentiable=(), specials=False, build=build(op, plain, at, is_image),
     )  # fmt: skip
 
 
