@@ -2,7 +2,7 @@
 filter's results, which are then not read again for them.
 
 Pattern: the statistics of a convolution of 16 bits with channels last. Its kernel keeps, beside
-each tile of results, the moments of their columns as they are stored; a small kernel combines these.
+each tile of results, the moments of their columns as they are stored; a small kernel combines them.
 """
 
 from __future__ import annotations

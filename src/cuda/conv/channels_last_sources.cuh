@@ -187,6 +187,7 @@ class FilterGradient32 {
   using Layout = PixelLayout;
   static constexpr bool kAlongM = true, kAlongN = false, kHasEpilogue = false;
   static constexpr bool kFloatResult = true;
+  static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kNothing;
   static constexpr int kProducers = 2;
 
   __device__ __forceinline__ FilterGradient32(const hopper::Params& params, const Layout& layout,
