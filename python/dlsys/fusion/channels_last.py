@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..arguments.kinds import Instance, Int
-from ..arguments.signature import Signature
 from ..dtypes import bfloat16, is_narrow
 from ..graph.lines import attributed_to
 from ..graph.node import Node, Op
@@ -29,10 +27,8 @@ from ..ops.conv.convolution import (
     filter_gradient_op,
     shared,
 )
-from ..ops.conv.geometry import Windows
 from ..ops.conv.pooling import max_pool_gradient_op, max_pool_op
 from ..ops.elementwise import add_op
-from ..ops.matmul import algorithm_number
 from ..ops.movement import broadcast_to_op, reshape_op, transpose_op
 from ..ops.norm.batch_norm import (
     batch_normalize_gradient_op,
@@ -45,37 +41,19 @@ from ..passes.pipeline import Options, Pass
 from ..passes.precision import of_products
 from ..rungs import HEURISTIC
 from ..runtime.target import Target
-from .body import Body, Fused, close
+from .body import close
+from .image_operators import (
+    Convolution,
+    OverImages,
+    conv2d_channels_last_op,
+    data_gradient_channels_last_op,
+    filter_gradient_channels_last_op,
+)
 from .rewrite import Graph, exchange, value_of
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of (N, H, W, C) in (N, C, H, W), and back
 
 
-class OverImages(Fused):
-    """An operator over images (N, H, W, C); filters stay (O, C/groups, kH, kW)."""
-
-    tolerance = 1e-4
-    signature = Signature("*inputs", body=Instance(Body), windows=Instance(Windows))
-
-    def scalars(self, node: Node) -> tuple[Any, ...]:
-        return (node.attrs["windows"].argument,)
-
-
-class Convolution(OverImages):
-    """A convolution or a gradient of it."""
-
-    tunable = True
-    signature = Signature(
-        "*inputs", body=Instance(Body), windows=Instance(Windows), groups=Int(low=1)
-    )
-
-    def scalars(self, node: Node) -> tuple[Any, ...]:
-        return (*super().scalars(node), node.attrs["groups"], algorithm_number(node))
-
-
-conv2d_channels_last_op = Convolution("conv2d_channels_last")
-data_gradient_channels_last_op = Convolution("conv2d_data_gradient_channels_last")
-filter_gradient_channels_last_op = Convolution("conv2d_filter_gradient_channels_last")
 max_pool_channels_last_op = OverImages("max_pool2d_channels_last", 2)
 max_pool_gradient_channels_last_op = OverImages("max_pool2d_gradient_channels_last", 1, (1,))
 

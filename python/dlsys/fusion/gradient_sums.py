@@ -20,14 +20,17 @@ from ..ops.conv.geometry import Windows
 from ..ops.elementwise import add_op
 from ..ops.norm.batch_norm import EPS, batch_normalize_gradient_op, batch_normalize_sums_op
 from ..passes.pipeline import Options, Pass
-from .batch_norm import (
+from .body import Body, close, in_shape, shaped
+from .image_operators import OverImages, data_gradient_channels_last_op
+from .norm_operators import (
     batch_normalize_map_gradient_op,
     batch_normalize_map_op,
     batch_normalize_map_sums_op,
+    keep_by_bits_op,
+    keeps_bits,
+    relu_bits_sums_ops,
+    with_bits,
 )
-from .body import Body, close, in_shape, shaped
-from .channels_last import OverImages, data_gradient_channels_last_op
-from .relu_bits import keep_by_bits_op, keeps_bits, relu_bits_sums_ops, with_bits
 from .rewrite import Graph, exchange, strip_views, value_of
 
 
@@ -155,4 +158,4 @@ def _has_kernels(options: Options) -> bool:
     return options.target.has(gradient_sums_ops[0].kernel, bfloat16)
 
 
-FUSION = Pass("gradient_sums", fuse, position=56, when=_has_kernels)
+FUSION = Pass("gradient_sums", fuse, position=57, when=_has_kernels)

@@ -9,75 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from ..arguments.signature import Signature
-from ..dtypes import is_narrow
 from ..graph.lines import attributed_to
-from ..graph.node import Node, Op
-from ..graph.spec import Spec
+from ..graph.node import Node
 from ..ops.elementwise import add_op
 from ..ops.norm.batch_norm import batch_normalize_sums_op
 from ..passes.pipeline import Options, Pass
-from .batch_norm import FusedNorm, NormalizeMap, ReluSums, batch_normalize_map_op, relu_sums_ops
 from .body import close
+from .norm_operators import (
+    keep_by_bits_op,
+    keeps_bits,
+    relu_bits_sums_ops,
+    relu_sums_ops,
+    with_bits,
+)
 from .rewrite import Graph, exchange, value_of
-
-_BYTE = np.dtype(np.uint8)
-
-
-class PositiveBitsOp(Op):
-    """A bit for each element of x that is positive, eight a byte from the lowest bit on."""
-
-    name = kernel = "positive_bits"
-    vocabulary = False
-    signature = Signature("x")
-
-    def infer(self, node: Node, *specs: Spec) -> Spec:
-        return Spec((-(-specs[0].size // 8),), _BYTE, specs[0].declared)
-
-    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        x, bits = arrays
-        bits[...] = np.packbits(x.ravel() > 0, bitorder="little")
-
-
-class KeepByBitsOp(Op):
-    """The elements of x whose bit is set, 0 for the others; inputs: bits, x."""
-
-    name = kernel = "keep_by_bits"
-    vocabulary = False
-    any_dtype = (0,)
-    signature = Signature("bits", "x")
-
-    def infer(self, node: Node, *specs: Spec) -> Spec:
-        return specs[1]
-
-    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        bits, x, y = arrays
-        kept = np.unpackbits(bits, count=x.size, bitorder="little").reshape(x.shape)
-        np.multiply(x, 0, out=y)
-        np.copyto(y, x, where=kept.astype(bool))
-
-
-class ReluBits(NormalizeMap):
-    """relu(normalized x + addend) as a NormalizeMap, and a bit for each positive element."""
-
-    def __init__(self) -> None:
-        FusedNorm.__init__(self, "batch_normalize_relu_bits", 2)
-
-
-class ReluBitsSums(ReluSums):
-    """The sums of `ReluSums` by the bits of relu's output."""
-
-    def __init__(self, dys: int) -> None:
-        super().__init__(True, dys)
-        self.any_dtype = (3, *self.any_dtype)
-
-
-positive_bits_op = PositiveBitsOp()
-keep_by_bits_op = KeepByBitsOp()
-batch_normalize_relu_bits_op = ReluBits()
-relu_bits_sums_ops = {dys: ReluBitsSums(dys) for dys in (1, 2)}
 
 
 def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
@@ -96,22 +41,6 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     return exchange(fetches, replaced)
 
 
-def keeps_bits(y: Node) -> bool:
-    """True where a kernel can write the bits together with y."""
-    by_eight = len(y.spec.shape) == 2 and y.spec.shape[1] % 8 == 0
-    is_relu = y.op is batch_normalize_map_op and y.attrs["activation"] == "relu"
-    return is_relu and by_eight and is_narrow(y.spec.dtype)
-
-
-def with_bits(y: Node) -> Node:
-    """y as the first value of an operator that keeps its bits."""
-    with attributed_to(y):
-        body = close(y.inputs, (y, positive_bits_op(y)))
-        made = batch_normalize_relu_bits_op(*y.inputs, body=body, eps=y.attrs["eps"])
-        made.stand_for(y)
-        return value_of(made, 0, y)
-
-
 def _read_bits(graph: Graph, sums: Node, bits: Node, replaced: dict[Node, Node]) -> None:
     """Puts the sums by bits in place of those by relu's output."""
     x, mean, variance, _, *dys, _ = sums.inputs
@@ -127,4 +56,4 @@ def _read_bits(graph: Graph, sums: Node, bits: Node, replaced: dict[Node, Node])
         replaced[value] = value_of(made, value.attrs["index"], value)
 
 
-FUSION = Pass("relu_bits", fuse, position=55, needs=("batch_normalize_relu_bits",))
+FUSION = Pass("relu_bits", fuse, position=56, needs=("batch_normalize_relu_bits",))

@@ -367,6 +367,7 @@ void ChannelStatistics(const char* op, DLContext ctx, const T* x, const Channels
                                   float*, DLStream);
 DLSYS_CHANNEL_STATISTICS(bfloat16)
 DLSYS_CHANNEL_STATISTICS(float16)
+DLSYS_CHANNEL_STATISTICS(float)
 #undef DLSYS_CHANNEL_STATISTICS
 
 }  // namespace cuda

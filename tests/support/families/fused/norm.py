@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.fusion import batch_norm as fused
-from dlsys.fusion import relu_bits
+from dlsys.fusion import norm_operators as fused
 from dlsys.fusion.body import ACTIVATIONS, GRADIENTS, close
 from dlsys.ops.norm import batch_norm as norm
 from support.families.fused.gemm import DACTS, FORMULAS, operator
@@ -67,18 +66,18 @@ def normalize_map(*inputs: Any, activation: str) -> Any:
 def map_with_bits(*inputs: Any, part: int) -> Any:
     """relu(…), or again by its bits."""
     y = mapped(*inputs, activation="relu")
-    body = close(inputs, (y, relu_bits.positive_bits_op(y)))
-    made = relu_bits.batch_normalize_relu_bits_op(*inputs, body=body, eps=EPS)
-    return relu_bits.keep_by_bits_op(made[1], made[0]) if part else made[0]
+    body = close(inputs, (y, fused.positive_bits_op(y)))
+    made = fused.batch_normalize_relu_bits_op(*inputs, body=body, eps=EPS)
+    return fused.keep_by_bits_op(made[1], made[0]) if part else made[0]
 
 
 def bits_sums(*inputs: Any, part: int) -> Any:
     """The sums, or relu's gradient, of the dys by bits."""
     x, mean, variance, bits, *dys = inputs
-    dz = relu_bits.keep_by_bits_op(bits, dys[0] if len(dys) == 1 else dys[0] + dys[1])
+    dz = fused.keep_by_bits_op(bits, dys[0] if len(dys) == 1 else dys[0] + dys[1])
     made = norm.batch_normalize_sums_op(x, mean, variance, dz, eps=EPS, training=True)
     body = close(inputs, (*made, dz))
-    node = relu_bits.relu_bits_sums_ops[len(dys)](*inputs, body=body, eps=EPS)
+    node = fused.relu_bits_sums_ops[len(dys)](*inputs, body=body, eps=EPS)
     return node[2] if part else both(node)
 
 
@@ -309,26 +308,26 @@ FUSED_NORM = (
         wide=(1, 2, 6, 7),
     ),
     Sample(
-        "batch_normalize_relu_bits", relu_bits.batch_normalize_relu_bits_op,
+        "batch_normalize_relu_bits", fused.batch_normalize_relu_bits_op,
         lambda *inputs, part: map_formula(*inputs, activation="relu"), tuple(maps_with_bits()),
         scale=lambda *inputs, part: map_scale(*inputs, activation="relu"), ulps=4,
         differentiable=(), specials=False, build=map_with_bits, wide=(1, 2, 6, 7),
     ),
     *(
         Sample(
-            f"batch_normalize_relu_sums_bits_{count}", relu_bits.relu_bits_sums_ops[count],
+            f"batch_normalize_relu_sums_bits_{count}", fused.relu_bits_sums_ops[count],
             bits_sums_formula, tuple(bit_cases(count)), scale=bits_sums_scale, ulps=4,
             differentiable=(), specials=False, build=bits_sums, wide=(1, 2),
         )
         for count in (1, 2)
     ),
     Sample(
-        "positive_bits", relu_bits.positive_bits_op,
+        "positive_bits", fused.positive_bits_op,
         lambda x: np.packbits(x.ravel() > 0, bitorder="little"),
         tuple(case(s) for s in ((3, 5), (4, 8), (0, 3))), ulps=0, differentiable=(), fused=True,
     ),
     Sample(
-        "keep_by_bits", relu_bits.keep_by_bits_op, kept,
+        "keep_by_bits", fused.keep_by_bits_op, kept,
         tuple(case((-(-a * b // 8),), (a, b)) for a, b in ((3, 5), (4, 8), (0, 3))),
         domain=(classes(256, np.uint8), signed), ulps=0, differentiable=(), fused=True,
     ),
