@@ -198,13 +198,14 @@ class Convolutions(unittest.TestCase):
                     try:
                         self.run_by(number, sizes, attrs, (bfloat16, FLOAT16)[k % 2])
                     except NotApplicableError:
-                        self.assertTrue(name.startswith("implicit gemm"))
+                        of_float32 = name.startswith("implicit mma ")
+                        self.assertTrue(of_float32 or name.startswith("implicit gemm"))
                         of_pointwise = sizes[-1] == 1 and not attrs
                         others = (
                             " 128x128",
                             " of gradients",
                         )  # of 32 bits, of products of a function
-                        self.assertTrue(not of_pointwise or name.endswith(others))
+                        self.assertTrue(of_float32 or not of_pointwise or name.endswith(others))
 
     def test_float32_against_float64(self) -> None:
         for sizes, attrs in (*CASES, *DENSE, *POINTWISE):
@@ -217,6 +218,19 @@ class Convolutions(unittest.TestCase):
                 for sizes, attrs in (DENSE[0], DENSE[2], POINTWISE[0]):
                     with self.subTest(name=name, sizes=sizes):
                         self.run_by(number, sizes, attrs, FLOAT32)
+
+    def test_gradients_of_filters_by_mma_in_float32(self) -> None:
+        algorithms = load().algorithms("cuda", KERNELS[0])
+        names = [name for name in algorithms if name.startswith("implicit mma")]
+        self.assertEqual(len(names), 5)
+        images = ((2, 3, 17, 15, 16, 7), dict(stride=2, padding=3))
+        for name in names:
+            number = algorithms.index(name) + 1
+            for sizes, attrs in (DENSE[0], DENSE[4], DENSE[7], POINTWISE[1], images):
+                with self.subTest(name=name, sizes=sizes):
+                    self.run_by(number, sizes, attrs, FLOAT32, (2,))
+            with self.assertRaisesRegex(NotApplicableError, "the gradient of a filter"):
+                self.run_by(number, *DENSE[4], FLOAT32, (0,))
 
     def test_float32_is_rounded_to_tf32(self) -> None:
         """To the nearest, by 2^-11 of an operand: of a product twice that and little more."""

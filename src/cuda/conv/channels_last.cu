@@ -516,6 +516,9 @@ void LaunchFilterGradient(const Call& at, const FilterGradientTask<T>& task, uns
 // False where it runs here, by mma. A kernel that is named and cannot fails.
 template <class T>
 bool OnHopper(const Call& at, const Conv& c, Pass pass, const T* x, const T* f, const T* y) {
+  if (at.kernel == Kernel::kMma && at.tiling >= 0)
+    FailWith(DL_NOT_APPLICABLE, "%s: this tiling of implicit mma is of float32; use implicit mma",
+             at.op);
   const char* refusal = HopperRefusal(at, c, pass, x, f, y);
   if (refusal && at.kernel != Kernel::kHeuristic && at.kernel != Kernel::kMma)
     FailWith(DL_NOT_APPLICABLE, "%s: this algorithm cannot compute this: %s; use implicit mma",
@@ -543,7 +546,9 @@ bool Serves(DLContext ctx, const Conv& c) {
 static void CheckIsOnHopper(const Call& at, const Conv& c, Pass pass, const float* x,
                             const float* f, const float* y) {
   const char* refusal =
-      at.kernel == Kernel::kMma ? "it is for 16 bits" : HopperRefusal(at, c, pass, x, f, y);
+      at.kernel == Kernel::kMma && pass != Pass::kFilterGradient
+          ? "it is for 16 bits or the gradient of a filter"
+          : HopperRefusal(at, c, pass, x, f, y);
   if (refusal)
     FailWith(DL_NOT_APPLICABLE,
              "%s: this algorithm cannot compute this in float32: %s; use implicit", at.op, refusal);

@@ -10,6 +10,7 @@
 
 #include "cuda/conv/channels_last_hopper.cuh"
 #include "cuda/conv/channels_last_sources.cuh"
+#include "cuda/conv/channels_last_wgrad.cuh"
 #include "cuda/gemm/hopper.cuh"
 #include "cuda/gemm/hopper_launch.cuh"
 
@@ -676,30 +677,91 @@ double TransposeUs(const Conv& c, int64_t channels) {
   return kCopyUs + 8. * (double)(channels * PitchOf(c)) / kNbytesUs;
 }
 
-// Of a filter of one element the copy may be of x.
+// How the gradient of a filter is computed: by mma or by wgmma, which reads a copy; `swapped` with
+// the columns along M, whose copy is of dy, else of x.
 struct GradientConfig {
   Config config;
-  bool by_pixels;
+  bool by_mma, swapped;
   double us;
 };
-GradientConfig ConfigOfGradient(const Call& at, const Conv& c) {
+
+// Measured on an H200, with the tiles of channels_last_wgrad.cuh.
+constexpr hopper::TileTime kMmaTimes[] = {{64, 64, 1, false, 0.4, 3, 0},
+                                          {64, 128, 1, false, 0.6, 3, 0},
+                                          {64, 256, 1, false, 1.0, 3, 0},
+                                          {128, 256, 1, false, 1.5, 3, 0}};
+static_assert(std::size(kMmaTimes) == kWgradTiles);
+
+GradientConfig BestByMma(const Call& at, const Conv& c, double memory_us) {
+  const int64_t cols = Columns<float>(c);
+  GradientConfig best{{0, 0, 0, 1e30}, true, false, 1e30};
+  for (const bool swapped : {false, true}) {
+    for (int k = 0; k < kWgradTiles; k++) {
+      if (at.kernel == Kernel::kMma && at.tiling >= 0 && at.tiling != k) continue;
+      const hopper::Extents of{swapped ? cols : c.o, swapped ? c.o : cols, Depth<float>(c), 1};
+      const Config config = InParts(kMmaTimes[k], of, Multiprocessors(at.ctx.device_id), k);
+      if (config.us < best.us) best = {config, true, swapped, config.us};
+    }
+  }
+  best.us = std::max(best.us, memory_us);
+  return best;
+}
+
+// Of a filter of one element the copy may be of x.
+GradientConfig BestByWgmma(const Call& at, const Conv& c, double memory_us) {
   const Config pixels = BestInParts<float>(at, c, Columns<float>(c), c.o);
-  GradientConfig best{pixels, true, pixels.us + TransposeUs(c, c.o)};
+  GradientConfig best{pixels, false, true, std::max(pixels.us, memory_us) + TransposeUs(c, c.o)};
   if (Size(c.kernel) > 1) return best;
   const Config rows = BestInParts<float>(at, c, c.o, c.c);
-  const double us = rows.us + TransposeUs(c, c.c);
-  return us < best.us ? GradientConfig{rows, false, us} : best;
+  const double us = std::max(rows.us, memory_us) + TransposeUs(c, c.c);
+  return us < best.us ? GradientConfig{rows, false, false, us} : best;
+}
+
+GradientConfig ConfigOfGradient(const Call& at, const Conv& c) {
+  constexpr double kNbytesUs = 3.6e6;
+  const int64_t read = c.n * (std::min(Size(c.in), Size(c.out) * Size(c.kernel)) * c.c +
+                              Size(c.out) * c.o);
+  const double memory_us = (double)read * sizeof(float) / kNbytesUs;
+  if (at.kernel == Kernel::kMma) return BestByMma(at, c, memory_us);
+  const GradientConfig by_wgmma = BestByWgmma(at, c, memory_us);
+  if (at.kernel == Kernel::kWgmma) return by_wgmma;
+  const GradientConfig by_mma = BestByMma(at, c, memory_us);
+  return by_mma.us < by_wgmma.us ? by_mma : by_wgmma;
+}
+
+void MultiplyByMma(const Call& at, const Conv& c, const GradientConfig& by, const float* x,
+                   const std::array<int64_t, 3>& strides, const float* dy, float* parts) {
+  const ForwardAxes axes(c);
+  const int64_t positions = c.n * Size(c.out), cols = Columns<float>(c);
+  const PixelMapShape images{
+      {c.c, c.in.w, c.in.h, c.n}, strides, axes.w.positions, axes.h.positions};
+  WgradTask task{};
+  task.m = (int)(by.swapped ? cols : c.o), task.n = (int)(by.swapped ? c.o : cols);
+  task.panels = (int)Depth<float>(c), task.splits = by.config.workers;
+  if (!IsGemm(c)) task.pixels = by.swapped ? Pixels::kA : Pixels::kB;
+  task.layout = LayoutOf<float>(axes.h, axes.w, c.c, c.kernel.w), task.parts = parts;
+  constexpr int kPanel = kChannelsOfPanel<float>;
+  const CUtensorMap of_x = IsGemm(c) ? RowsMap<float>(at, x, c.c, positions, kPanel)
+                                     : PixelMap(at.op, kDtype<float>, x, images, kPanel);
+  const CUtensorMap of_dy = RowsMap<float>(at, dy, c.o, positions, kPanel);
+  MultiplyAcross(at.op, at.stream, by.config.index, by.swapped ? of_x : of_dy,
+                 by.swapped ? of_dy : of_x, task);
 }
 
 void GradientInParts(const Call& at, const Conv& c, const float* x,
                      const std::array<int64_t, 3>& strides, const float* dy, float* df) {
-  const GradientConfig best = ConfigOfGradient(at, c);
-  const int64_t pitch = best.by_pixels ? Columns<float>(c) / Size(c.kernel) : c.c;
-  const int64_t numel = best.config.workers * c.o * Size(c.kernel) * pitch;
+  const GradientConfig by = ConfigOfGradient(at, c);
+  const int64_t padded = Columns<float>(c) / Size(c.kernel);
+  const int64_t pitch = by.by_mma || by.swapped ? padded : c.c;
+  const int64_t numel = by.config.workers * c.o * Size(c.kernel) * pitch;
   const Scratch parts(at.ctx, numel * (int64_t)sizeof(float), at.stream);
-  const auto multiply = best.by_pixels ? MultiplyByCopy<true> : MultiplyByCopy<false>;
-  multiply(at, c, best.config, x, strides, dy, parts.floats());
-  AddParts(at, c, best.config.workers, pitch, best.by_pixels, parts.floats(), df);
+  if (by.by_mma)
+    MultiplyByMma(at, c, by, x, strides, dy, parts.floats());
+  else if (by.swapped)
+    MultiplyByCopy<true>(at, c, by.config, x, strides, dy, parts.floats());
+  else
+    MultiplyByCopy<false>(at, c, by.config, x, strides, dy, parts.floats());
+  AddParts(at, c, by.config.workers, pitch, by.swapped, parts.floats(), df);
 }
 
 const char* MapError(const Ahead& h, const Ahead& w, int64_t n, HW image, int64_t channels) {
@@ -710,12 +772,15 @@ const char* MapError(const Ahead& h, const Ahead& w, int64_t n, HW image, int64_
 
 }  // namespace
 
-std::vector<std::string> WgmmaTilings() {
+template <size_t kCount>
+static std::vector<std::string> NamesOf(const hopper::TileTime (&times)[kCount]) {
   std::vector<std::string> names;
-  for (const hopper::TileTime& time : kTimes)
+  for (const hopper::TileTime& time : times)
     names.push_back(std::to_string(time.tile_m) + "x" + std::to_string(time.tile_n));
   return names;
 }
+std::vector<std::string> WgmmaTilings() { return NamesOf(kTimes); }
+std::vector<std::string> WgradTilings() { return NamesOf(kMmaTimes); }
 
 template <class T>
 const char* HopperRefusal(const Call& at, const Conv& conv, Pass pass, const T* x, const T* f,

@@ -19,8 +19,9 @@ const char* HopperRefusal(const Call& at, const Conv& conv, Pass pass, const T* 
 // True where float32 is faster this way than with channels first, all passes together.
 bool PaysInFloat32(DLContext ctx, const Conv& conv);
 
-// The tilings of its implicit GEMM.
+// The tilings of its implicit GEMM, and of the gradient of a filter by mma in float32.
 std::vector<std::string> WgmmaTilings();
+std::vector<std::string> WgradTilings();
 
 // With statistics there is no bias.
 template <class T>

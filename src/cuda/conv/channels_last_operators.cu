@@ -59,7 +59,7 @@ struct Choices {
   Choices() {
     using channels_last::Kernel;
     Add("implicit", Kernel::kHeuristic, {});
-    Add("implicit mma", Kernel::kMma, {});
+    Add("implicit mma", Kernel::kMma, channels_last::WgradTilings());
     Add("implicit wgmma", Kernel::kWgmma, channels_last::WgmmaTilings());
     Add("implicit gemm", Kernel::kGemm, HopperTilings());
   }
