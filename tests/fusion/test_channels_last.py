@@ -340,9 +340,10 @@ class Layout(unittest.TestCase):
         )
         count = Counter(step.node.op.name for step in plan.steps)
         self.assertEqual(count["transpose"], 1)
-        self.assertEqual(count["conv2d_channels_last"], 53)
-        self.assertEqual(count["conv2d_data_gradient_channels_last"], 52)
-        self.assertEqual(count["conv2d_filter_gradient_channels_last"], 53)
+        for name, number in (("", 53), ("_data_gradient", 52), ("_filter_gradient", 53)):
+            # Some of them make what batch normalization needs of their results.
+            kernel = f"conv2d{name}_channels_last"
+            self.assertEqual(sum(count[k] for k in count if k.startswith(kernel)), number)
 
     def test_a_network_of_float32_computes_the_same_in_either_layout(self) -> None:
         """Both round operands to tf32, and sum in other orders."""
