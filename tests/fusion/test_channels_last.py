@@ -1,5 +1,5 @@
-"""Convolutions of 16 bits on the GPU, in the layout (N, C, H, W) and with channels last, and the
-pass that moves the channels of a network.
+"""Convolutions of 16 bits on the GPU, in the layout (N, C, H, W) and with channels last, those of
+float32 at tf32 with channels last, and the pass that moves the channels of a network.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import unittest
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
 from dlsys.errors import NotApplicableError
 from dlsys.fusion.channels_last import FIRST, LAST
 from dlsys.graph.node import Node
-from dlsys.ndarray import array, empty, launch
+from dlsys.graph.spec import FLOAT32
+from dlsys.ndarray import NDArray, array, empty, launch
 from dlsys.ops.conv.convolution import (
     convolution_op,
     data_gradient_like_op,
@@ -96,7 +98,12 @@ def directions(
 
 
 def drawn(rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> Array:
-    return rounded(rng.standard_normal(shape).astype(np.float32), dtype).astype(np.float64)
+    """Normally distributed values that products take as they are: of float32, those of tf32."""
+    values = rng.standard_normal(shape).astype(np.float32)
+    if dtype == FLOAT32:
+        values.view(np.uint32)[...] &= 0xFFFFE000
+        return values.astype(np.float64)
+    return rounded(values, dtype).astype(np.float64)
 
 
 def fed(values: Array, dtype: Any) -> Array:
@@ -133,26 +140,38 @@ class Convolutions(unittest.TestCase):
         self.compare([v.asnumpy() for v in got], (x, f, dy), attrs, dtype)
 
     def compare(
-        self, got: Sequence[Any], arrays: Sequence[Array], attrs: dict[str, Any], dtype: Any
+        self,
+        got: Sequence[Any],
+        arrays: Sequence[Array],
+        attrs: dict[str, Any],
+        dtype: Any,
+        of: Sequence[int] = range(3),
     ) -> None:
         x, f, dy = arrays
         o, k = len(f), f.shape[2]
         wanted = directions(x, f, dy, **attrs)
         scales = directions(abs(x), abs(f), abs(dy), **attrs)
         counts = (f[0].size, o * k * k, dy[:, 0].size)
-        for value, right, scale, count in zip(got, wanted, scales, counts):
-            limit = ROUNDING[dtype] * abs(right) + (count + 1) * 2.0**-23 * scale + 2.0**-25
+        for value, right, scale, count in [(got[k], wanted[k], scales[k], counts[k]) for k in of]:
+            rounding = ROUNDING.get(dtype, 2.0**-24)
+            limit = rounding * abs(right) + (count + 1) * 2.0**-23 * scale + 2.0**-25
             off = abs(np.asarray(value, np.float64) - right)
             self.assertTrue((off <= limit).all(), (x.shape, f.shape, attrs, (off - limit).max()))
 
     def run_by(
-        self, number: int, sizes: tuple[int, ...], attrs: dict[str, Any], dtype: Any
+        self,
+        number: int,
+        sizes: tuple[int, ...],
+        attrs: dict[str, Any],
+        dtype: Any,
+        directions: Sequence[int] = range(3),
     ) -> None:
-        """The kernels of all directions by an algorithm."""
+        """The kernels of directions by an algorithm."""
         n, c, h, w, o, k = sizes
         attrs = dict(stride=1, padding=0, dilation=1, groups=1) | attrs
         rng = np.random.default_rng(sum(sizes))
-        x, f = drawn(rng, (n, c, h, w), dtype), drawn(rng, (o, c, k, k), dtype)
+        x = drawn(rng, (n, c, h, w), dtype)
+        f = drawn(rng, (o, c // attrs["groups"], k, k), dtype)
         node = convolution_op(ad.Variable("x", x.shape), ad.Variable("f", f.shape), **attrs)
         windows = convolution_op.windows(node, *(one.spec for one in node.inputs)).argument
         dy = drawn(rng, node.spec.shape, dtype)
@@ -160,12 +179,12 @@ class Convolutions(unittest.TestCase):
         filters = array(fed(f, dtype), gpu(0), dtype)
         results = [empty(one.shape, gpu(0), dtype) for one in (images[1], images[0], filters)]
         inputs = (images[0], filters), (filters, images[1]), images
-        for made, name, of in zip(results, KERNELS, inputs):
-            made[:] = np.nan  # what is not written is seen
-            launch(name, gpu(0), *of, made, windows, 1, number)
+        for k in directions:
+            results[k][:] = np.nan  # what is not written is seen
+            launch(KERNELS[k], gpu(0), *inputs[k], results[k], windows, attrs["groups"], number)
         got = [one.asnumpy().astype(np.float64) for one in results]
         got[:2] = [one.transpose(FIRST) for one in got[:2]]
-        self.compare(got, (x, f, dy), attrs, dtype)
+        self.compare(got, (x, f, dy), attrs, dtype, directions)
 
     def test_all_directions_against_float64(self) -> None:
         for layout in (True, False):
@@ -180,18 +199,91 @@ class Convolutions(unittest.TestCase):
                     try:
                         self.run_by(number, sizes, attrs, (bfloat16, FLOAT16)[k % 2])
                     except NotApplicableError:
-                        self.assertTrue(name.startswith("implicit gemm"))
+                        of_float32 = name.startswith("implicit mma ")
+                        self.assertTrue(of_float32 or name.startswith("implicit gemm"))
                         of_pointwise = sizes[-1] == 1 and not attrs
                         others = (
                             " 128x128",
                             " of gradients",
                         )  # of 32 bits, of products of a function
-                        self.assertTrue(not of_pointwise or name.endswith(others))
+                        self.assertTrue(of_float32 or not of_pointwise or name.endswith(others))
+
+    def test_float32_against_float64(self) -> None:
+        for sizes, attrs in (*CASES, *DENSE, *POINTWISE):
+            with self.subTest(sizes=sizes):
+                self.run_by(0, sizes, attrs, FLOAT32)
+
+    def test_every_tiling_of_float32_against_float64(self) -> None:
+        for number, name in enumerate(load().algorithms("cuda", KERNELS[0]), 1):
+            if "wgmma" in name:
+                for sizes, attrs in (DENSE[0], DENSE[2], POINTWISE[0]):
+                    with self.subTest(name=name, sizes=sizes):
+                        self.run_by(number, sizes, attrs, FLOAT32)
+
+    def test_gradients_of_filters_by_mma_in_float32(self) -> None:
+        algorithms = load().algorithms("cuda", KERNELS[0])
+        names = [name for name in algorithms if name.startswith("implicit mma")]
+        self.assertEqual(len(names), 5)
+        images = ((2, 3, 17, 15, 16, 7), dict(stride=2, padding=3))
+        for name in names:
+            number = algorithms.index(name) + 1
+            for sizes, attrs in (DENSE[0], DENSE[4], DENSE[7], POINTWISE[1], images):
+                with self.subTest(name=name, sizes=sizes):
+                    self.run_by(number, sizes, attrs, FLOAT32, (2,))
+            with self.assertRaisesRegex(NotApplicableError, "the gradient of a filter"):
+                self.run_by(number, *DENSE[4], FLOAT32, (0,))
+
+    def test_float32_is_rounded_to_tf32(self) -> None:
+        """To the nearest, by 2^-11 of an operand: of a product twice that and little more."""
+        rng = np.random.default_rng(0)
+        x, f = (rng.standard_normal(shape) for shape in ((2, 5, 7, 64), (24, 64, 3, 3)))
+        node = convolution_op(ad.Variable("x", (2, 64, 5, 7)), ad.Variable("f", f.shape), padding=1)
+        windows = convolution_op.windows(node, *(one.spec for one in node.inputs)).argument
+        dy = rng.standard_normal((2, 5, 7, 24))
+        arrays = [array(a.astype(np.float32), gpu(0)) for a in (x, f, dy)]
+        results = [empty(arrays[k].shape, gpu(0)) for k in (2, 0, 1)]
+        for name, inputs, made in zip(KERNELS, ((0, 1), (1, 2), (0, 2)), results):
+            launch(name, gpu(0), *[arrays[k] for k in inputs], made, windows, 1, 0)
+        exact = [a.asnumpy().astype(np.float64) for a in arrays]
+        operands = exact[0].transpose(FIRST), exact[1], exact[2].transpose(FIRST)
+        attrs: dict[str, Any] = dict(stride=1, padding=1, dilation=1, groups=1)
+        wanted = directions(*operands, **attrs)
+        scales = directions(*map(abs, operands), **attrs)
+        got = [made.asnumpy() for made in results]
+        got[:2] = [one.transpose(FIRST) for one in got[:2]]
+        for value, right, scale in zip(got, wanted, scales):
+            error = abs(value - right) / scale
+            self.assertLess(error.max(), 2.0**-10 * 1.01)
+            self.assertGreater(error.max(), 2.0**-14)
+
+    def test_float32_that_is_not_at_16_bytes(self) -> None:
+        shapes = (1, 6, 6, 8), (8, 8, 3, 3)
+        values = [np.linspace(-1, 1, int(np.prod(s)), dtype=np.float32).reshape(s) for s in shapes]
+        node = convolution_op(
+            ad.Variable("x", (1, 8, 6, 6)), ad.Variable("f", shapes[1]), padding=1
+        )
+        windows = convolution_op.windows(node, *(one.spec for one in node.inputs)).argument
+        copies = [array(value, gpu(0)) for value in values]
+        views = []
+        for value in values:
+            block = empty((value.size + 1,), gpu(0)).block
+            views.append(NDArray.from_block(block, 4, value.shape, FLOAT32))
+            views[-1][:] = value
+        made = [empty(shapes[0], gpu(0)) for _ in range(2)]
+        for inputs, result in zip((views, copies), made):
+            launch(KERNELS[0], gpu(0), *inputs, result, windows, 1, 0)
+        np.testing.assert_allclose(made[0].asnumpy(), made[1].asnumpy(), rtol=1e-4, atol=1e-4)
 
     def test_an_algorithm_that_cannot_says_which_can(self) -> None:
         number = load().algorithms("cuda", KERNELS[0]).index("implicit wgmma") + 1
-        with self.assertRaisesRegex(NotApplicableError, "by eight; use implicit mma"):
-            self.run_by(number, (1, 20, 5, 5, 8, 3), dict(padding=1), bfloat16)
+        for dtype, message in (
+            (bfloat16, "by eight; use implicit mma"),
+            (FLOAT32, "by four; use implicit"),
+        ):
+            with self.assertRaisesRegex(NotApplicableError, message):
+                self.run_by(number, (1, 22, 5, 5, 8, 3), dict(padding=1), dtype)
+        with self.assertRaisesRegex(NotApplicableError, "it has no groups; use implicit"):
+            self.run_by(number, (1, 32, 5, 5, 32, 3), dict(groups=2), FLOAT32)
 
 
 def block(x: Node, norm: bool) -> tuple[Node, list[Node]]:
@@ -207,10 +299,16 @@ def block(x: Node, norm: bool) -> tuple[Node, list[Node]]:
 
 @require(gpu(0))
 class Layout(unittest.TestCase):
-    def values(self, fetches: Sequence[Node], x: Node, layout: bool) -> list[Array]:
-        executor = ad.Executor(fetches, ctx=gpu(0), precision="bf16")
+    def values(
+        self, fetches: Sequence[Node], x: Node, layout: bool, precision: str = "bf16"
+    ) -> list[Array]:
+        """`layout`: all that can have their channels last do."""
+        executor = ad.Executor(fetches, ctx=gpu(0), precision=precision)
         if not layout:
             lacking(executor, lambda kernel: kernel.endswith("_channels_last"))
+        else:
+            target = executor._backend.target
+            executor._backend.target = replace(target, kernel_fits=lambda *arguments: True)
         images = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)
         return [v.asnumpy().astype(np.float64) for v in executor.run({x: images})]
 
@@ -243,9 +341,72 @@ class Layout(unittest.TestCase):
         )
         count = Counter(step.node.op.name for step in plan.steps)
         self.assertEqual(count["transpose"], 1)
+        for name, number in (("", 53), ("_data_gradient", 52), ("_filter_gradient", 53)):
+            # Some of them make what batch normalization needs of their results.
+            kernel = f"conv2d{name}_channels_last"
+            self.assertEqual(sum(count[k] for k in count if k.startswith(kernel)), number)
+
+    def test_a_network_of_float32_computes_the_same_in_either_layout(self) -> None:
+        """Both round operands to tf32, and sum in other orders."""
+        x = ad.Variable("x", (2, 3, 11, 9))
+        for norm in (False, True):
+            y, parameters = block(x, norm)
+            weights = ad.constant(np.linspace(-1, 1, 2 * 16 * 6 * 5, dtype=np.float32))
+            loss = F.sum(y * F.reshape(weights, (2, 16, 6, 5)))
+            fetches = [y, F.global_avg_pool2d(y), *ad.gradients(loss, parameters)]
+            last, first = (self.values(fetches, x, layout, "tf32") for layout in (True, False))
+            for a, b in zip(last, first):
+                # A sum near zero may round to the other neighbor in tf32: a part in 2^11 of it.
+                np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3 * abs(b).max())
+
+    def kernels(self, fetches: Sequence[Node], feeds: dict[Node, Any], precision: str) -> Counter:
+        plan = ad.Executor(fetches, ctx=gpu(0), precision=precision).plan(feeds)
+        return Counter(step.node.op.name for step in plan.steps)
+
+    def test_a_residual_network_of_float32_moves_at_tf32_alone(self) -> None:
+        model = nn.ResNet50(1000, seed=0)
+        feeds: dict[Node, Any] = {
+            ad.Variable("images", (128, 3, 224, 224)): (128, 3, 224, 224),
+            ad.Variable("labels", (128,), dtype=np.int64): (128,),
+        }
+        x, labels = feeds
+        loss = F.cross_entropy(model(x), labels)
+        fetches = [loss, *ad.gradients(loss, model.parameters())]
+        count = self.kernels(fetches, feeds, "tf32")
+        self.assertEqual(count["transpose"], 1)
         self.assertEqual(count["conv2d_channels_last"], 53)
         self.assertEqual(count["conv2d_data_gradient_channels_last"], 52)
         self.assertEqual(count["conv2d_filter_gradient_channels_last"], 53)
+        self.assertEqual(count["max_pool2d_channels_last"], 1)
+        for precision in ("fp32", "3xtf32"):
+            count = self.kernels(fetches, feeds, precision)
+            self.assertFalse([name for name in count if name.endswith("_channels_last")])
+
+    def test_biases_of_float32_are_added_by_what_follows(self) -> None:
+        model = nn.Sequential(
+            nn.Conv2d(64, 128, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(128, 128, 3, padding=1),
+            nn.ReLU(),
+        )
+        x = ad.Variable("x", (64, 64, 56, 56))
+        loss = F.sum(F.global_avg_pool2d(model(x)))
+        count = self.kernels([loss, *ad.gradients(loss, model.parameters())], {x: x.shape}, "tf32")
+        self.assertEqual(count["conv2d_channels_last"], 2)
+        self.assertEqual(count["conv2d_filter_gradient_channels_last"], 2)
+        self.assertEqual(count["pointwise"], 2)
+        self.assertEqual(count["conv2d_bias"] + count["broadcast_to"], 0)
+
+    def test_float32_stays_where_transposes_would_cost_more(self) -> None:
+        x = ad.Variable("x", (64, 256, 28, 28))
+        f = ad.Variable("f", (256, 256, 3, 3))
+        y = convolution_op(x, f, padding=1)
+        feeds: dict[Node, Any] = {x: x.shape, f: f.shape}
+        self.assertEqual(self.kernels([y], feeds, "tf32"), Counter(conv2d=1))
+        y = convolution_op(
+            F.concatenate([convolution_op(y, f, padding=1), y], axis=1)[:, 128:384], f
+        )
+        self.assertNotIn("conv2d_channels_last", self.kernels([y], feeds, "tf32"))
 
     def test_a_rung_by_name_keeps_its_layout(self) -> None:
         x = ad.Variable("x", (1, 16, 4, 4), dtype=bfloat16)

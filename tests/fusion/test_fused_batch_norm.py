@@ -109,9 +109,7 @@ FUSED: dict[str, tuple[Callable, list[str]]] = {
     "norm + r": (lambda s: shortcut(s, True), [STATISTICS, MAP, *RELU_BACK]),
     "r + norm": (lambda s: shortcut(s, False), [STATISTICS, MAP, *RELU_BACK]),
     "constant shortcut": (constant_shortcut, [STATISTICS, MAP, *RELU_BACK]),
-    "two norms": (
-        two_norms, [STATISTICS] * 2 + [MAP, "batch_normalize", *RELU_BACK, *PLAIN_BACK]
-    ),
+    "two norms": (two_norms, [STATISTICS] * 2 + [MAP, *RELU_BACK, *PLAIN_BACK]),
     "residual": (residual, [STATISTICS, MAP, *RELU_BACK] * 2),
     "evaluation": (evaluation, [MAP, "batch_normalize_relu_sums"]),
     "of scale only": (of_scale_only, [STATISTICS, MAP, "batch_normalize_map_sums"]),

@@ -2,8 +2,9 @@
 shortcut's sum and the activation inside; back the activation gradient within both the sums and the
 gradient.
 
-Patterns: normalize [+ addend] [activation]; the activation gradient with the sums and the gradient
-of the normalization that read it. Values between normalization and activation are then never
+Patterns: normalize [+ addend] [activation], where the addend may be normalized too, which then is
+not stored in between; the activation gradient with the sums and the gradient of the normalization
+that read it. Values between normalization and activation are then never
 stored, so only gradients may read them, which recompute them from x in the same operations and so
 to the bit; of a sum, relu's saved output tells instead. The gradient before an activation is stored
 only where something else reads it, or where it is of a sum: the sums' kernel then writes it.
@@ -17,16 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from ..arguments.kinds import Instance, Kind
-from ..arguments.signature import Signature
 from ..graph.lines import attributed_to
 from ..graph.node import Node, Op
 from ..ops.elementwise import add_op
-from ..ops.leaf import constant_op, placeholder_op
 from ..ops.norm.batch_norm import (
-    EPS,
     batch_normalize_gradient_op,
     batch_normalize_op,
     batch_normalize_sums_op,
@@ -34,98 +29,16 @@ from ..ops.norm.batch_norm import (
 )
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import Target
-from .body import ACTIVATIONS, GRADIENTS, Body, Fused, Selected, check_body, close
+from .body import ACTIVATIONS, GRADIENTS, close
+from .norm_operators import (
+    batch_normalize_map_gradient_op,
+    batch_normalize_map_op,
+    batch_normalize_map_sums_op,
+    batch_normalize_sums_single_pass_op,
+    batch_statistics_single_pass_op,
+    relu_sums_ops,
+)
 from .rewrite import Graph, Pattern, exchange, value_of
-
-
-class FusedNorm(Fused):
-    """Inputs: x, mean, variance, and those of the body that follow. `select` is a further
-    attribute of the kernel.
-    """
-
-    tolerance = 1e-4
-
-    def __init__(self, name: str, outputs: int = 1, select: Selected | None = None) -> None:
-        super().__init__(name, outputs)
-        self.inplace = outputs == 1
-        self._select = select
-        kinds: dict[str, Kind] = {"body": Instance(Body), "eps": EPS}
-        if select is not None:
-            kinds[select.name] = select.kind
-        self.signature = Signature("*inputs", **kinds)
-
-    def scalars(self, node: Node) -> tuple[Any, ...]:
-        eps = float(node.attrs["eps"])
-        return (eps,) if self._select is None else (eps, self._select.code(node))
-
-
-class NormalizeMap(FusedNorm):
-    """y = activation(normalized x + addend), of which either may be left out."""
-
-    def lists(self, node: Node) -> tuple[int]:
-        return (len(node.inputs) - 5,)
-
-
-class Gradient(FusedNorm):
-    """The gradient of x; further inputs: scale, bias, dscale, dbias, dy."""
-
-    cache_local = True
-
-
-class Sums(FusedNorm):
-    """Single-pass sums of each channel: the last input is an arrival counter for each."""
-
-    zeroed_workspace = (-1,)
-
-    def __init__(self, name: str, inputs: int, outputs: int = 2, **select: Any) -> None:
-        super().__init__(name, outputs, **select)
-        self.any_dtype = (inputs,)  # the arrival counters
-
-    def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
-        body: Body = attrs["body"]
-        check_body(self, inputs, body)
-        assert inputs[0].spec is not None
-        channels = inputs[0].spec.shape[1]
-        arrivals = constant_op(np.zeros(channels, np.int32), name="arrivals")
-        over_all = Body((*body.inputs, placeholder_op("arrivals")), body.outputs)
-        return Node(self, (*inputs, arrivals), attrs | {"body": over_all}, name)
-
-
-class Statistics(Sums):
-    """Mean and variance of x, as `batch_statistics` has them."""
-
-    def __init__(self, name: str, inputs: int) -> None:
-        super().__init__(name, inputs)
-        self.signature = Signature("*inputs", body=Instance(Body))
-
-    def scalars(self, node: Node) -> tuple[()]:
-        return ()
-
-
-class ReluSums(Sums):
-    """dscale, dbias and dz = relu's gradient of one or two dys that are added, for a normalization
-    whose value, or whose sum with something, the relu is of. Inputs: x, mean, variance, then scale
-    and bias or else the relu's output, then the dys. Attributes: body, eps, output.
-    """
-
-    def __init__(self, output: bool, dys: int) -> None:
-        self._lists = 1 if output else 2, dys
-        super().__init__("batch_normalize_relu_sums", 3 + sum(self._lists), 3)
-
-    def lists(self, node: Node) -> tuple[int, int]:
-        return self._lists
-
-
-_GRADIENT = Selected("gradient", GRADIENTS)
-batch_statistics_single_pass_op = Statistics("batch_statistics_single_pass", 1)
-batch_normalize_map_op = NormalizeMap("batch_normalize_map", 1, Selected("activation", ACTIVATIONS))
-batch_normalize_sums_single_pass_op = Sums("batch_normalize_sums_single_pass", 4)
-batch_normalize_map_sums_op = Sums("batch_normalize_map_sums", 6, select=_GRADIENT)
-batch_normalize_map_gradient_op = Gradient("batch_normalize_map_gradient", 1, _GRADIENT)
-relu_sums_ops = {(output, dys): ReluSums(output, dys) for output in (True, False) for dys in (1, 2)}
-
-
-# ---- the patterns ----
 
 _OF_OUTPUT = ("softplus_gradient",)  # relu's is of input and output alike
 
@@ -137,11 +50,19 @@ class Layer(NamedTuple):
     added: Node  # the sum of it and `addend`, or else itself
     addend: Node | None
     activation: Node | None
+    normalizes_addend: bool = False  # which is a normalization that nobody else reads
 
     @property
     def last(self) -> Node:
         """The value that is stored."""
         return self.added if self.activation is None else self.activation
+
+    @property
+    def addends(self) -> list[Node]:
+        """What the map's kernel is given for the addend."""
+        if self.addend is None:
+            return []
+        return self.addend.inputs if self.normalizes_addend else [self.addend]
 
     @property
     def name(self) -> str:
@@ -197,7 +118,15 @@ def _layer(graph: Graph, norm: Node, done: set[Node]) -> Layer | None:
     activation = users[0] if len(users) == 1 else None
     if addend is None and activation is None:
         return None
-    return Layer(norm, added, addend, activation)
+    return Layer(
+        norm, added, addend, activation, addend is not None and _is_twin(graph, norm, addend)
+    )
+
+
+def _is_twin(graph: Graph, norm: Node, addend: Node) -> bool:
+    """True for another normalization by the same eps, which is read by their sum alone."""
+    same = addend.op is batch_normalize_op and addend.attrs["eps"] == norm.attrs["eps"]
+    return same and addend is not norm and graph.only_user(addend) is not None
 
 
 def _is(node: Node, kernels: Sequence[str]) -> bool:
@@ -271,7 +200,7 @@ def _fuse(graph: Graph, layer: Layer, replaced: dict[Node, Node], done: set[Node
 
 
 def _fuse_map(layer: Layer, last: Node, activation: str, replaced: dict[Node, Node]) -> None:
-    inputs = [*layer.norm.inputs, *([layer.addend] if layer.addend is not None else [])]
+    inputs = [*layer.norm.inputs, *layer.addends]
     attrs = {"eps": layer.norm.attrs["eps"], "activation": activation}
     with attributed_to(last):
         made = batch_normalize_map_op(*inputs, body=close(inputs, [last]), **attrs)

@@ -1,10 +1,13 @@
-"""Channels last: networks of convolutions in 16 bits whose images lie as (N, H, W, C) on a GPU.
+"""Channels last: networks of convolutions whose images lie as (N, H, W, C) on a GPU.
 
 Tensor cores read the channels of a position side by side. Convolutions and max-pooling that have
 kernels for this layout take it, and so does what follows them: batch normalization, elementwise
 operators, means over H×W. Such images are nodes (N·H·W, C), which elementwise operators and batch
 normalization compute as they are. Where an image meets an operator of neither kind, a transpose
 stands between them, one for all readers; shapes that the user sees stay (N, C, H, W).
+
+Convolutions of 16 bits have no other layout, so any of them gains. Those of float32, at tf32, do
+where a cost model says so, and where convolutions pass on more than transposes move.
 """
 
 from __future__ import annotations
@@ -12,17 +15,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..arguments.kinds import Instance, Int
-from ..arguments.signature import Signature
-from ..dtypes import bfloat16
+from ..dtypes import bfloat16, is_narrow
 from ..graph.lines import attributed_to
 from ..graph.node import Node, Op
 from ..graph.spec import Spec
 from ..ops.axes import normalize_axes
-from ..ops.conv.convolution import convolution_op, data_gradient_op, filter_gradient_op
-from ..ops.conv.geometry import Windows
+from ..ops.conv.convolution import (
+    convolution_bias_op,
+    convolution_op,
+    data_gradient_op,
+    filter_gradient_op,
+    shared,
+)
 from ..ops.conv.pooling import max_pool_gradient_op, max_pool_op
-from ..ops.matmul import algorithm_number
+from ..ops.elementwise import add_op
 from ..ops.movement import broadcast_to_op, reshape_op, transpose_op
 from ..ops.norm.batch_norm import (
     batch_normalize_gradient_op,
@@ -32,49 +38,33 @@ from ..ops.norm.batch_norm import (
 )
 from ..ops.reduce import mean_op, sum_op
 from ..passes.pipeline import Options, Pass
+from ..passes.precision import of_products
 from ..rungs import HEURISTIC
 from ..runtime.target import Target
-from .body import Body, Fused, close
+from .body import close
+from .image_operators import (
+    Convolution,
+    OverImages,
+    conv2d_channels_last_op,
+    data_gradient_channels_last_op,
+    filter_gradient_channels_last_op,
+)
 from .rewrite import Graph, exchange, value_of
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of (N, H, W, C) in (N, C, H, W), and back
 
 
-class OverImages(Fused):
-    """An operator over images (N, H, W, C); filters stay (O, C/groups, kH, kW)."""
-
-    tolerance = 1e-4
-    signature = Signature("*inputs", body=Instance(Body), windows=Instance(Windows))
-
-    def scalars(self, node: Node) -> tuple[Any, ...]:
-        return (node.attrs["windows"].argument,)
-
-
-class Convolution(OverImages):
-    """A convolution or a gradient of it."""
-
-    tunable = True
-    signature = Signature(
-        "*inputs", body=Instance(Body), windows=Instance(Windows), groups=Int(low=1)
-    )
-
-    def scalars(self, node: Node) -> tuple[Any, ...]:
-        return (*super().scalars(node), node.attrs["groups"], algorithm_number(node))
-
-
-conv2d_channels_last_op = Convolution("conv2d_channels_last")
-data_gradient_channels_last_op = Convolution("conv2d_data_gradient_channels_last")
-filter_gradient_channels_last_op = Convolution("conv2d_filter_gradient_channels_last")
 max_pool_channels_last_op = OverImages("max_pool2d_channels_last", 2)
 max_pool_gradient_channels_last_op = OverImages("max_pool2d_gradient_channels_last", 1, (1,))
 
-# Of a convolution: the operator over images, which inputs are images, whether the result is, and
-# the positions of x, f and y among the inputs and the result.
-_CONVOLUTIONS: dict[Any, tuple[Convolution, tuple[int, ...], bool, tuple[int, int, int]]] = {
-    convolution_op: (conv2d_channels_last_op, (0,), True, (0, 1, 2)),
-    data_gradient_op: (data_gradient_channels_last_op, (1,), True, (2, 0, 1)),
-    filter_gradient_op: (filter_gradient_channels_last_op, (0, 1), False, (0, 2, 1)),
+# Of a convolution: the operator over images, which inputs are images, and whether the result is.
+_CONVOLUTIONS: dict[Any, tuple[Convolution, tuple[int, ...], bool]] = {
+    convolution_op: (conv2d_channels_last_op, (0,), True),
+    data_gradient_op: (data_gradient_channels_last_op, (1,), True),
+    filter_gradient_op: (filter_gradient_channels_last_op, (0, 1), False),
 }
+# Of float32, the largest share of what convolutions read and write that transposes may move.
+_MOST_MOVED = 0.25
 _NORMS = (
     batch_statistics_op,
     batch_normalize_op,
@@ -84,21 +74,22 @@ _NORMS = (
 
 
 def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
-    """The fetches over a graph whose convolutions of 16 bits have their channels last. The graph
-    must be the executor's own: its nodes change.
+    """The fetches over a graph whose convolutions have their channels last where that pays. The
+    graph must be the executor's own: its nodes change.
     """
-    layout = _Layout(options.target)
-    for node in Graph(fetches).order:
+    layout = _Layout(options)
+    graph = Graph(fetches)
+    for node in graph.order:
         with attributed_to(node):
             layout.visit(node)
-    return exchange(fetches, layout.replaced)
+    return exchange(fetches, layout.replaced) if layout.pays(graph) else list(fetches)
 
 
 def stands_for(op: Op) -> tuple[Convolution, tuple[int, ...], bool]:
     """Of a convolution or a gradient of it: the operator with channels last, which of its inputs
     are images, and whether its result is.
     """
-    return _CONVOLUTIONS[op][:3]
+    return _CONVOLUTIONS[op]
 
 
 class _Layout:
@@ -107,9 +98,12 @@ class _Layout:
     replaced: what takes the place of a node where somebody reads it in its own layout.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, options: Options) -> None:
         self.replaced: dict[Node, Node] = {}
-        self._target = target
+        self._target: Target = options.target
+        self._tf32 = of_products(options.precision) == "tf32"
+        self._of_16_bits = False  # some convolution is
+        self._convolved = self._moved_last = 0  # elements
         self._flat: dict[Node, Node] = {}  # of every image that was asked for
         self._images: dict[Node, Node] = {}  # the same as (N, H, W, C)
         self._with_values: dict[Node, Node] = {}  # operators with several values
@@ -118,6 +112,8 @@ class _Layout:
         """Moves the channels of a node last where that pays."""
         if node.op in _CONVOLUTIONS:
             self._convolution(node)
+        elif node.op is convolution_bias_op and not is_narrow(node.spec.dtype):
+            self._biased(node)
         elif node.op.projection:
             self._value(node)
         elif not any(x in self.replaced for x in node.inputs):
@@ -127,10 +123,24 @@ class _Layout:
         elif node.op in _NORMS:
             self._norm(node)
         elif node.op in (sum_op, mean_op):
-            self._mean(node)
+            self._sum(node)
         elif _is_elementwise(node):
             inputs = [self._flat_of(x) if _is_image(x) else x for x in node.inputs]
             self._replace(node, node.derive(inputs, _flat_spec(node.spec)))
+
+    def pays(self, graph: Graph) -> bool:
+        """True where the replaced nodes are faster, transposes included."""
+        moved_first = sum(
+            node.spec.size
+            for node, back in self.replaced.items()
+            if back.op is transpose_op and any(self._reads_first(u) for u, _ in graph.readers(node))
+        )
+        moved = self._moved_last + moved_first
+        return self._of_16_bits or moved <= _MOST_MOVED * self._convolved
+
+    def _reads_first(self, reader: Node) -> bool:
+        """True where a node reads images in the user's layout."""
+        return reader not in self.replaced and reader not in self._with_values
 
     def _replace(self, node: Node, flat: Node) -> None:
         flat.stand_for(node)
@@ -158,28 +168,51 @@ class _Layout:
         n, c, h, w = node.spec.shape
         if node.op is broadcast_to_op and node.inputs[0].spec.shape == (n, c, 1, 1):
             return broadcast_to_op(reshape_op(node.inputs[0], (n, 1, 1, c)), shape=(n, h, w, c))
+        self._moved_last += node.spec.size
         return transpose_op(node, axes=LAST)
 
     # ---- operators ----
 
     def _convolution(self, node: Node) -> None:
-        op, images, is_image, (x, f, y) = _CONVOLUTIONS[node.op]
-        specs = [*[x.spec for x in node.inputs], node.spec]
-        convolution: Any = node.op
-        windows, groups = convolution.windows(node, *specs[:-1]), node.attrs["groups"]
-        dtype = node.spec.dtype
-        if "algo" in node.attrs or not self._target.has(op.kernel, dtype):
+        made = self._convolved_last(node)
+        if made is None:
             return
-        arrays = last_spec(specs[x]), specs[f], last_spec(specs[y])
-        if all(s.dtype == dtype for s in specs) and self._target.fits(
-            "conv2d_channels_last", *arrays, windows.argument, groups, HEURISTIC.number
-        ):
-            made = self._over_images(op, node, images, windows=windows, groups=groups)
-            if is_image:
-                self._replace(node, reshape_op(made, _flat_spec(node.spec).shape))
-            else:
-                made.stand_for(node)
-                self.replaced[node] = made
+        if _CONVOLUTIONS[node.op][2]:
+            self._replace(node, reshape_op(made, _flat_spec(node.spec).shape))
+        else:
+            made.stand_for(node)
+            self.replaced[node] = made
+
+    def _biased(self, node: Node) -> None:
+        """A convolution of float32 with a bias, which what follows it adds."""
+        x, f, bias = node.inputs
+        made = self._convolved_last(convolution_op(x, f, **shared(node)))
+        if made is not None:
+            flat = reshape_op(made, _flat_spec(node.spec).shape)
+            self._replace(node, add_op(flat, bias))
+
+    def _convolved_last(self, node: Node) -> Node | None:
+        """A convolution over images (N, H, W, C); None where that is not there, or slower."""
+        op, images, is_image = _CONVOLUTIONS[node.op]
+        assert op.kernel is not None
+        specs = [x.spec for x in node.inputs]
+        convolution: Any = node.op
+        windows, groups = convolution.windows(node, *specs), node.attrs["groups"]
+        dtype, narrow = node.spec.dtype, is_narrow(node.spec.dtype)
+        if "algo" in node.attrs or not self._target.has(op.kernel, dtype):
+            return None
+        if any(s.dtype != dtype for s in specs) or not (narrow or self._tf32):
+            return None
+        arrays = [last_spec(s) if k in images else s for k, s in enumerate(specs)]
+        arrays.append(last_spec(node.spec) if is_image else node.spec)
+        if not self._target.fits(op.kernel, *arrays, windows.argument, groups, HEURISTIC.number):
+            return None
+        self._of_16_bits |= narrow
+        self._convolved += sum(specs[k].size for k in images) + node.spec.size * is_image
+        made = self._over_images(op, node, images, windows=windows, groups=groups)
+        if not narrow:
+            made.attrs = {**made.attrs, "precision": "tf32"}  # for whoever compares it
+        return made
 
     def _max_pool(self, node: Node) -> None:
         forward = node.op is max_pool_op
@@ -225,14 +258,18 @@ class _Layout:
             value.stand_for(node)
             self.replaced[node] = value
 
-    def _mean(self, node: Node) -> None:
-        """A sum or a mean over H×W."""
+    def _sum(self, node: Node) -> None:
+        """A sum or a mean over H×W, or N×H×W."""
         x = node.inputs[0]
-        if not _is_image(x) or normalize_axes(node, node.attrs["axis"], 4) != (2, 3):
+        axes = normalize_axes(node, node.attrs["axis"], 4) if _is_image(x) else ()
+        if axes not in ((2, 3), (0, 2, 3)):
             return
         n, c, h, w = x.spec.shape
         attrs = {k: v for k, v in node.attrs.items() if k not in ("axis", "keepdims")}
-        made = node.op(reshape_op(self._flat_of(x), (n, h * w, c)), axis=1, **attrs)
+        flat = self._flat_of(x)
+        if axes == (2, 3):
+            flat = reshape_op(flat, (n, h * w, c))
+        made = node.op(flat, axis=len(flat.spec.shape) - 2, **attrs)
         made.stand_for(node)
         view = made if made.spec.shape == node.spec.shape else reshape_op(made, node.spec.shape)
         view.stand_for(node)

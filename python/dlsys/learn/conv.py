@@ -35,6 +35,10 @@ _PARTS = (
     *("implicit compact", "implicit batched", "implicit fma", "implicit mma"),
     *("implicit wgmma", "implicit gemm"),
 )
+# At these precisions images lie in both layouts, and with their channels last have kernels of wgmma
+# alone.
+_LAYOUTS = {"tf32": (False, True)}
+_OF_WGMMA = ("implicit wgmma", "implicit gemm")
 _SAMPLED = 48  # elements that are compared, or fewer where their sums are long
 _SAMPLED_TERMS = 4_000_000  # of all of them together
 
@@ -77,10 +81,12 @@ class Shape(NamedTuple):
         return (self.n, self.c, *[self.size] * 2), f, (self.n, self.o, *[self.out] * 2)
 
 
-def node_of(shape: Shape, direction: str, precision: str) -> Node:
-    """The operator of a direction, with its specs; of 16 bits over images with channels last."""
+def node_of(shape: Shape, direction: str, precision: str, last: bool | None = None) -> Node:
+    """The operator of a direction, with its specs; over images with their channels last, by
+    default of 16 bits alone.
+    """
     made = _first_node_of(shape, direction, precision)
-    return _last_node_of(made) if precision in NARROW else made
+    return _last_node_of(made) if (precision in NARROW if last is None else last) else made
 
 
 def _first_node_of(shape: Shape, direction: str, precision: str) -> Node:
@@ -125,7 +131,10 @@ def _last_node_of(first: Node) -> Node:
     body = close(inputs, [transpose_op(inner, axes=channels_last.LAST) if is_image else inner])
     convolution: Any = first.op
     windows = convolution.windows(inner, *(x.spec for x in seen))
-    return op(*inputs, body=body, windows=windows, groups=first.attrs["groups"])
+    made = op(*inputs, body=body, windows=windows, groups=first.attrs["groups"])
+    if "precision" in first.attrs:
+        made.attrs = {**made.attrs, "precision": first.attrs["precision"]}
+    return made
 
 
 def climb(
@@ -138,25 +147,32 @@ def climb(
     """The figures of auto and of every rung that can compute a direction of a shape, in the
     ladder's order, with both of Winograd's tiles and the parts of `implicit`; or of every
     algorithm. Without a context, of numpy's rungs. At bf16 and fp16, which are storage types,
-    images have their channels last.
+    images have their channels last; at tf32 they do for the kernels of wgmma.
     """
     drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)
     if ctx is None:
         yield from _climb_numpy(shape, direction, drawn)
         return
-    samples: dict[str, _Sample] = {}
-    for precision in precisions:
-        node = node_of(shape, direction, precision)
-        assert node.op.kernel is not None
-        names = load().algorithms(ctx.kernel_device, node.op.kernel)
+    samples: dict[tuple[str, bool], _Sample] = {}
+    layouts = [(p, last) for p in precisions for last in _LAYOUTS.get(p, (p in NARROW,))]
+    for precision, last in layouts:
+        node = node_of(shape, direction, precision, last)
+        kernel = node.op.kernel
+        assert kernel is not None
+        if (ctx.kernel_device, kernel, node.spec.dtype) not in load().index:
+            continue
+        names = load().algorithms(ctx.kernel_device, kernel)
         benchmark = Microbenchmark(node, ctx, drawn)
-        layout = precision if precision in NARROW else ""  # all of float32 share a sample
+        # All of float32 share a sample of a layout.
+        layout = precision if precision in NARROW else "", last
         if layout not in samples:
-            samples[layout] = _Sample(benchmark, shape, direction, bool(layout))
+            samples[layout] = _Sample(benchmark, shape, direction, last)
         sample = samples[layout]
         for number, name in enumerate(("auto", *names)):
             rung = name == "auto" or name in rungs_among(names) or name in _PARTS
             if not (rung or variants):
+                continue
+            if layout == ("", True) and not name.startswith(_OF_WGMMA):
                 continue
             try:
                 algorithm = Algorithm(number, name)

@@ -513,9 +513,12 @@ void LaunchFilterGradient(const Call& at, const FilterGradientTask<T>& task, uns
   Launch(at.op, kernel, blocks, kThreads, Tile::kNbytes, at.stream, task);
 }
 
-// True where it does not run here, by mma. A kernel that is named and cannot fails.
-bool OnHopper(const Call& at, const Conv& c, Pass pass, const void* x, const void* f,
-              const void* y) {
+// False where it runs here, by mma. A kernel that is named and cannot fails.
+template <class T>
+bool OnHopper(const Call& at, const Conv& c, Pass pass, const T* x, const T* f, const T* y) {
+  if (at.kernel == Kernel::kMma && at.tiling >= 0)
+    FailWith(DL_NOT_APPLICABLE, "%s: this tiling of implicit mma is of float32; use implicit mma",
+             at.op);
   const char* refusal = HopperRefusal(at, c, pass, x, f, y);
   if (refusal && at.kernel != Kernel::kHeuristic && at.kernel != Kernel::kMma)
     FailWith(DL_NOT_APPLICABLE, "%s: this algorithm cannot compute this: %s; use implicit mma",
@@ -540,9 +543,21 @@ bool Serves(DLContext ctx, const Conv& c) {
          c.o < kMost && filter > 0;
 }
 
+static void CheckIsOnHopper(const Call& at, const Conv& c, Pass pass, const float* x,
+                            const float* f, const float* y) {
+  const char* refusal =
+      at.kernel == Kernel::kMma && pass != Pass::kFilterGradient
+          ? "it is for 16 bits or the gradient of a filter"
+          : HopperRefusal(at, c, pass, x, f, y);
+  if (refusal)
+    FailWith(DL_NOT_APPLICABLE,
+             "%s: this algorithm cannot compute this in float32: %s; use implicit", at.op, refusal);
+}
+
 template <class T>
 void Forward(const Call& at, const Conv& c, const T* x, const T* f, const T* bias, T* y) {
-  if (OnHopper(at, c, Pass::kForward, x, f, y)) return ForwardOnHopper(at, c, x, f, bias, y);
+  if (OnHopper(at, c, Pass::kForward, x, f, y))
+    return ForwardOnHopper(at, c, x, f, bias, y, nullptr);
   const Correlation correlation = dlsys::Forward(c, nullptr, nullptr, nullptr, nullptr);
   const int64_t kernel = Size(c.kernel), numel = c.o * c.GroupChannels() * kernel;
   if (kernel == 1) return Correlate(at, correlation, c.kernel, x, f, bias, y);
@@ -552,9 +567,19 @@ void Forward(const Call& at, const Conv& c, const T* x, const T* f, const T* bia
 }
 
 template <class T>
+void ForwardWithStatistics(const Call& at, const Conv& c, const T* x, const T* f, T* y,
+                           const Statistics& statistics) {
+  if (OnHopper(at, c, Pass::kForward, x, f, y))
+    return ForwardOnHopper<T>(at, c, x, f, nullptr, y, &statistics);
+  Forward<T>(at, c, x, f, nullptr, y);
+  ChannelStatistics(at.op, at.ctx, y, Channels(c.n * Size(c.out), c.o, 1), statistics.mean,
+                    statistics.variance, at.stream);
+}
+
+template <class T>
 void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx) {
   if (OnHopper(at, c, Pass::kDataGradient, dx, f, dy))
-    return DataGradientOnHopper(at, c, f, dy, dx);
+    return DataGradientOnHopper(at, c, f, dy, dx, nullptr);
   const int64_t numel = c.o * c.GroupChannels() * Size(c.kernel);
   const Scratch filter(at.ctx, numel * (int64_t)sizeof(T), at.stream);
   // To (groups, channels, kernel, filters).
@@ -563,6 +588,16 @@ void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx)
   for (int64_t phase = 0; phase < Size(c.stride); phase++)
     Correlate<T>(at, dlsys::DataGradient(c, nullptr, nullptr, nullptr, phase), c.kernel, dy,
                  (const T*)filter.data(), nullptr, dx);
+}
+
+template <class T>
+void DataGradientWithSums(const Call& at, const Conv& c, const T* f, const T* dy, T* dz,
+                          const GradientSums& sums) {
+  if (OnHopper(at, c, Pass::kDataGradient, dz, f, dy) && HopperMakesSums(c, sums))
+    return DataGradientOnHopper(at, c, f, dy, dz, &sums);
+  DataGradient(at, c, f, dy, dz);
+  ReluSumsByBits(at.op, at.ctx, (const T*)sums.x, Channels(c.n * Size(c.in), c.c, 1), sums.moments,
+                 sums.bits, (const T*)sums.addend, dz, sums.dscale, sums.dbias, at.stream);
 }
 
 template <class T>
@@ -605,14 +640,36 @@ void SwapAxes(const Call& at, const T* x, int64_t n, int64_t rows, int64_t cols,
          (int)cols, (int)row_tiles, (int)col_tiles, tiles);
 }
 
-#define DLSYS_CHANNELS_LAST(T)                                                       \
-  template void Forward(const Call&, const Conv&, const T*, const T*, const T*, T*); \
-  template void DataGradient(const Call&, const Conv&, const T*, const T*, T*);      \
-  template void FilterGradient(const Call&, const Conv&, const T*, const T*, T*);    \
+template <>
+void Forward(const Call& at, const Conv& c, const float* x, const float* f, const float* bias,
+             float* y) {
+  CheckIsOnHopper(at, c, Pass::kForward, x, f, y);
+  ForwardOnHopper(at, c, x, f, bias, y, nullptr);
+}
+template <>
+void DataGradient(const Call& at, const Conv& c, const float* f, const float* dy, float* dx) {
+  CheckIsOnHopper(at, c, Pass::kDataGradient, dx, f, dy);
+  DataGradientOnHopper(at, c, f, dy, dx, nullptr);
+}
+template <>
+void FilterGradient(const Call& at, const Conv& c, const float* x, const float* dy, float* df) {
+  CheckIsOnHopper(at, c, Pass::kFilterGradient, x, df, dy);
+  FilterGradientOnHopper(at, c, x, dy, df);
+}
+
+#define DLSYS_CHANNELS_LAST(T)                                                          \
+  template void Forward(const Call&, const Conv&, const T*, const T*, const T*, T*);    \
+  template void ForwardWithStatistics(const Call&, const Conv&, const T*, const T*, T*, \
+                                      const Statistics&);                               \
+  template void DataGradient(const Call&, const Conv&, const T*, const T*, T*);         \
+  template void DataGradientWithSums(const Call&, const Conv&, const T*, const T*, T*,  \
+                                     const GradientSums&);                              \
+  template void FilterGradient(const Call&, const Conv&, const T*, const T*, T*);       \
   template void SwapAxes(const Call&, const T*, int64_t, int64_t, int64_t, T*)
 DLSYS_CHANNELS_LAST(bfloat16);
 DLSYS_CHANNELS_LAST(float16);
 #undef DLSYS_CHANNELS_LAST
+template void SwapAxes(const Call&, const float*, int64_t, int64_t, int64_t, float*);
 
 }  // namespace channels_last
 }  // namespace cuda

@@ -1,8 +1,9 @@
-// Convolution of floats of 16 bits with channels last: x (n, in, c), y (n, out, o), a gradient of
-// the shape of its array; filters stay (o, c / groups, kernel). All contiguous, and they overlap
-// nowhere. channels_last.cu has the algorithm.
+// Convolution with channels last, of floats of 16 bits or of float32 at tf32: x (n, in, c), y (n,
+// out, o), a gradient of the shape of its array; filters stay (o, c / groups, kernel). All
+// contiguous, and they overlap nowhere. channels_last.cu has the algorithm.
 #pragma once
 #include "cuda/gemm/gemm.cuh"
+#include "cuda/norm/norm.cuh"
 #include "math/conv_geometry.h"
 
 namespace dlsys {
@@ -22,14 +23,36 @@ struct Call {
   int tiling = kHeuristic;
 };
 
-// True where it computes a convolution: from sm_80 on, sizes within int, groups of enough channels.
+// True where it computes a convolution of 16 bits: from sm_80 on, sizes within int, groups of
+// enough channels. Of float32 there is what channels_last_hopper.cuh has.
 bool Serves(DLContext ctx, const Conv& conv);
 
-// bias may be null; T is bfloat16 or float16.
+// Of each filter's results as they are stored, (o): mean and variance.
+struct Statistics {
+  float *mean, *variance;
+};
+
+// relu's gradient of the data gradient plus an addend, and its sums for the batch normalization
+// that relu's argument came from, or from a sum with it.
+struct GradientSums {
+  const void *x, *addend;  // what was normalized, of the data's shape, as the addend, or null
+  const uint8_t* bits;     // of relu's positive results
+  BatchMoments moments;
+  float *dscale, *dbias;  // (c)
+};
+
+// bias may be null; T is bfloat16, float16 or float. With statistics or sums it is
+// of 16 bits.
 template <class T>
 void Forward(const Call& at, const Conv& conv, const T* x, const T* f, const T* bias, T* y);
 template <class T>
+void ForwardWithStatistics(const Call& at, const Conv& conv, const T* x, const T* f, T* y,
+                           const Statistics& statistics);
+template <class T>
 void DataGradient(const Call& at, const Conv& conv, const T* f, const T* dy, T* dx);
+template <class T>
+void DataGradientWithSums(const Call& at, const Conv& conv, const T* f, const T* dy, T* dz,
+                          const GradientSums& sums);
 template <class T>
 void FilterGradient(const Call& at, const Conv& conv, const T* x, const T* dy, T* df);
 

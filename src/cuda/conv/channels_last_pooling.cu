@@ -1,6 +1,6 @@
-// Max-pooling of images of 16 bits with channels last, and its gradient: x and dx (n, in, c), y and
-// dy and the int32 argmax (n, out, c); an argmax counts within its H x W. Contiguous; results
-// overlap no input. A thread has eight channels of an output element where there are eights;
+// Max-pooling of images with channels last, and its gradient: x and dx (n, in, c), y and dy and the
+// int32 argmax (n, out, c); an argmax counts within its H x W. Contiguous; results overlap no
+// input. A thread has the channels of 16 bytes of an output element where there are such;
 // memory-bound.
 //
 // The gradient gathers, in float32: a thread visits the windows that cover its element in row-major
@@ -147,8 +147,9 @@ int32_t* Indices(const char* op, const DLArray* a) {
   return (int32_t*)a->data;
 }
 
-bool InEights(const DLArray* images, const void* x, const void* y, const void* argmax) {
-  return images->shape[3] % 8 == 0 && Aligned16(x) && Aligned16(y) && Aligned16(argmax);
+template <class T>
+bool InVectors(const DLArray* images, const T* x, const T* y, const void* argmax) {
+  return images->shape[3] % kWide<T> == 0 && Aligned16(x) && Aligned16(y) && Aligned16(argmax);
 }
 
 template <class T>
@@ -159,10 +160,10 @@ void MaxPool(const DLArray* x, DLArray* y, DLArray* argmax, Struct<WindowOptions
   CheckSameShape(op, y, argmax);
   const T* in = In<T>(op, x);
   T* out = Out<T>(op, y);
-  const bool eights = InEights(x, in, out, argmax->data);
-  const Windows p = WindowsOf(op, x, y, y, *windows, eights ? 8 : 1);
-  Launch(op, eights ? MaxPoolKernel<T, 8> : MaxPoolKernel<T, 1>, Blocks(p.items), kThreads, 0,
-         stream, p, in, out, Indices(op, argmax));
+  const bool vectors = InVectors(x, in, out, argmax->data);
+  const Windows p = WindowsOf(op, x, y, y, *windows, vectors ? kWide<T> : 1);
+  Launch(op, vectors ? MaxPoolKernel<T, kWide<T>> : MaxPoolKernel<T, 1>, Blocks(p.items), kThreads,
+         0, stream, p, in, out, Indices(op, argmax));
 }
 
 template <class T>
@@ -173,13 +174,14 @@ void MaxPoolGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx,
   CheckSameShape(op, dy, argmax);
   const T* in = In<T>(op, dy);
   T* out = Out<T>(op, dx);
-  const bool eights = InEights(dx, in, out, argmax->data);
-  const Windows p = WindowsOf(op, dx, dy, dx, *windows, eights ? 8 : 1);
-  Launch(op, eights ? MaxPoolGradientKernel<T, 8> : MaxPoolGradientKernel<T, 1>, Blocks(p.items),
-         kThreads, 0, stream, p, in, Indices(op, argmax), out);
+  const bool vectors = InVectors(dx, in, out, argmax->data);
+  const Windows p = WindowsOf(op, dx, dy, dx, *windows, vectors ? kWide<T> : 1);
+  Launch(op, vectors ? MaxPoolGradientKernel<T, kWide<T>> : MaxPoolGradientKernel<T, 1>,
+         Blocks(p.items), kThreads, 0, stream, p, in, Indices(op, argmax), out);
 }
 
 #define DLSYS_CHANNELS_LAST(name, Template)                            \
+  DLSYS_KERNEL_OF(cuda, name, #name, DL_FLOAT32, Template<float>);     \
   DLSYS_KERNEL_OF(cuda, name, #name, DL_BFLOAT16, Template<bfloat16>); \
   DLSYS_KERNEL_OF(cuda, name, #name, DL_FLOAT16, Template<float16>)
 DLSYS_CHANNELS_LAST(max_pool2d_channels_last, MaxPool);

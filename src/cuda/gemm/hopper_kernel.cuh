@@ -12,7 +12,8 @@
 // the warps beside the producer make factors of it meanwhile, rounded to float16 (2^-11, an eighth
 // of the rounding of the result). Functions are those of fast_functions.cuh.
 //
-// Operands lie along K or, of 16 bits, along M or N; C is row-major and overlaps nothing. Large
+// Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, where B has K in
+// another order (MultiplyPanelsAcross). C is row-major and overlaps nothing. Large
 // shapes are limited by the tensor cores' power, K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"
@@ -48,6 +49,8 @@ struct Tiling {
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
+  // Rows of a column, and of two side by side, that a thread of a consumer reads of what is staged.
+  static constexpr int kMomentsRows = kRows * StagingN / 128, kSumsRows = kMomentsRows / 2;
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
   // Eight rows of ones lie behind the buffers: B of the products that sum rows of A.
@@ -162,6 +165,19 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 // at most. With two producers, one copies A and one B. This one reads matrices, or batches of them;
 // those of convolutions are in conv/channels_last_sources.cuh.
 
+// What a source has made of the columns of C as it is stored, in 16 bits and in boxes; then there
+// is no bias.
+enum class OfColumns {
+  kNothing,
+  // Layout::moments, (groups of kMomentsRows rows, n): means and sums of squared deviations from
+  // them.
+  kMoments,
+  // C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not set. Of it
+  // Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x, of C's
+  // shape, and Layout::mean, (n). n is a multiple of 64.
+  kGradientSums
+};
+
 // Copies a panel's rows [0, kRows) to shared memory: one box along K, else boxes of 128 bytes along
 // M or N.
 template <class E, bool kAcross, bool kMulticast, int kRows>
@@ -183,6 +199,7 @@ class Matrices {
   struct Layout {};
   static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
   static constexpr bool kSumsA = kAlongM_ && sizeof(E) == 2;  // where asked to
+  static constexpr OfColumns kOfColumns = OfColumns::kNothing;
   static constexpr bool kFloatResult = sizeof(E) == 4;
   static constexpr int kProducers = 1;
 
@@ -209,6 +226,11 @@ class Matrices {
   static __device__ __forceinline__ void Store(const Layout&, const CUtensorMap* map, uint32_t from,
                                                int row, int col, int z) {
     StoreBox(map, from, col, row, z);
+  }
+  // The row of C, among those of all batches, that a row of the product is stored in.
+  static __device__ __forceinline__ int64_t RowOf(const Params& params, const Layout&, int row,
+                                                  int z) {
+    return (int64_t)z * params.m + row;
   }
 
  private:
@@ -257,7 +279,7 @@ class RowSums {
     if (!kMade) return;
     const int tiles = params_.col_tiles;
     col_tile_ = col / T::kTileN;
-    wait_ = params_.sums ? (col_tile_ - segment.begin % tiles + tiles) % tiles : INT_MAX;
+    wait_ = params_.sums ? (col_tile_ - segment.begin % tiles + tiles) % tiles : INT32_MAX;
 #pragma unroll
     for (int q = 0; q < 4 * T::kWarpgroupM; q++) d_[q / 4][0][q % 4] = 0.f;
   }
@@ -337,8 +359,93 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, Sums& sums, i
   release(previous);
 }
 
-// The same, more exactly: tensor cores cut off what an addition does not hold, so that their error
-// grows with K. A few panels' sums at a time are added by ordinary, rounded additions.
+// The place in memory of B's element k where A of float32 lies along M: of every eight, those of
+// even k come first.
+__host__ __device__ constexpr int PlaceAcross(int k) { return k / 8 * 8 + k % 2 * 4 + k % 8 / 2; }
+
+// What a thread multiplies at once of a panel of A along M, by blocks of 64 rows and eights of K: a
+// panel where registers allow it, or half of one.
+template <class T>
+constexpr int kEights = T::kTileN <= 64 ? 4 : 2;
+template <class T>
+using Fragments = uint32_t[T::kWarpgroupM][kEights<T>][4];
+
+// The elements of a row and of K from `t` twice on lie in banks of their own, for t from 0 to 3 and
+// eight rows: so wgmma's t is K's 2 t here, and its t + 4 is 2 t + 1.
+template <class T>
+__device__ __forceinline__ void ReadFragments(Fragments<T>& a, const unsigned char* panel,
+                                              int first_row, int first_eight) {
+  constexpr int kRowsOfBox = 32, kBox = kRowsOfBox * 128;  // (K, rows), swizzled
+  const int thread = threadIdx.x % 128;
+  const int row0 = first_row + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+      const int row = row0 + i * 64 + part % 2 * 8, k = thread % 4 * 2 + part / 2;
+      const int quad = row % kRowsOfBox / 4 ^ k;
+      const unsigned char* from =
+          panel + row / kRowsOfBox * kBox + k * 128 + quad * 16 + row % 4 * 4;
+#pragma unroll
+      for (int q = 0; q < kEights<T>; q++)
+        a[i][q][part] = *(const uint32_t*)(from + (first_eight + q) * 1024);
+    }
+  }
+}
+
+// As MultiplyPanels, of float32 with A along M, which wgmma takes from registers alone; they are
+// read while those before are multiplied. B lies along K in the order of PlaceAcross.
+template <class T, class Release, class Issued>
+__device__ __forceinline__ void MultiplyPanelsAcross(Accumulators<T>& d, int count,
+                                                     const unsigned char* shared, uint32_t full,
+                                                     int first_row, RingPosition<T::kStages>& at,
+                                                     Release&& release, Issued&& issued) {
+  Fragments<T> even, odd;
+  int previous = 0;
+  const auto multiply = [&](Fragments<T>& a, int panel, auto first_eight) {
+    constexpr int kFirst = decltype(first_eight)::value;
+    const unsigned char* stage = shared + at.stage * T::kStageNbytes;
+    const uint32_t b = SharedAddress(stage) + T::kPanelA;
+    if (kFirst == 0) WaitForPhase(full + at.stage * 8, at.parity);
+    ReadFragments<T>(a, stage, first_row, kFirst);
+    BeginProducts();
+#pragma unroll
+    for (int q = 0; q < kEights<T>; q++) {
+      const uint64_t of_b = Descriptor(b + (kFirst + q) * 32, 16, 1024);
+#pragma unroll
+      for (int i = 0; i < T::kWarpgroupM; i++)
+        MultiplyAdd<float, false>(d[i], a[i][q], of_b, panel + kFirst + q > 0);
+    }
+    CloseProducts();
+    WaitForProducts<1>();
+    if (kFirst == 0 && panel > 0) release(previous);
+    if (kFirst + kEights<T> < 4) return;
+    previous = at.stage;
+    at.Advance();
+  };
+  constexpr std::integral_constant<int, 0> kBegin;
+  // ptxas has to see that no registers are written whose products may be under way.
+  if constexpr (kEights<T> == 2) {
+    for (int panel = 0; panel < count; panel++) {
+      multiply(even, panel, kBegin);
+      multiply(odd, panel, std::integral_constant<int, 2>());
+    }
+  } else {
+    int panel = 0;
+    for (; panel + 1 < count; panel += 2) {
+      multiply(even, panel, kBegin);
+      multiply(odd, panel + 1, kBegin);
+    }
+    if (panel < count) multiply(even, panel, kBegin);
+  }
+  issued();
+  WaitForProducts<0>();
+  release(previous);
+}
+
+// The same as MultiplyPanels, more exactly: tensor cores cut off what an addition does not hold, so
+// that their error grows with K. A few panels' sums at a time are added by ordinary, rounded
+// additions.
 template <class E, class T, class Sums, class Release>
 __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, Sums& of_rows,
                                                       int count, uint32_t memory, uint32_t full,
@@ -416,6 +523,7 @@ class Boxes {
   static constexpr int kCount = T::kBlocks / kBlocks;  // of a tile
   static constexpr int kRowGroups = T::kWarpgroupM;    // of 16 rows of a warp
   using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
+  static constexpr bool kGradientSums = Source::kOfColumns == OfColumns::kGradientSums;
 
   // True where the warps beside the producer make factors of the side: of bfloat16, as float16.
   static constexpr bool kHasFactors = std::is_same_v<E, bfloat16> && T::kOfGradients;
@@ -433,6 +541,7 @@ class Boxes {
   __device__ __forceinline__ void Begin(const TileOrigin& origin, const CUtensorMap* map_side) {
     origin_ = origin;
     origin_.row += threadIdx.x % 128 / 32 * 16;
+    if constexpr (kGradientSums) AskForColumns();
     if (!params_.side) return;
     if (threadIdx.x % 32 == 0) {
       WaitForStoresReads();
@@ -502,7 +611,7 @@ class Boxes {
       for (int i = 0; i < 2 * kRowGroups; i++) {
         const int row = origin_.row + l / 4 + i / 2 * 64 + i % 2 * 8;
         if (row >= params_.m) continue;
-        E* to = (E*)array + ((int64_t)origin_.z * params_.m + row) * params_.n + col0;
+        E* to = (E*)array + Source::RowOf(params_, layout_, row, origin_.z) * params_.n + col0;
 #pragma unroll
         for (int j = 0; j < kBlocks; j++)
           if (col0 + j * 8 < params_.n) *(Pair<E>*)(to + j * 8) = x[i / 2][j][i % 2];
@@ -510,8 +619,144 @@ class Boxes {
     }
   }
 
+  // Stores the moments of the columns of those boxes that are in the buffers, from `first` on. A
+  // thread goes down a column; deviations are from its first element, which keeps the digits for
+  // any mean.
+  __device__ __forceinline__ void StoreMoments(int first) const {
+    constexpr int kAtOnce = 16;
+    const int thread = threadIdx.x % 128, part = thread / T::kStagingN;
+    const Staged at(*this, thread % T::kStagingN, part * T::kMomentsRows);
+    const int col = origin_.col + first * kBlocks * 8 + thread % T::kStagingN;
+    const int row = FirstRow() + part * T::kMomentsRows;
+    const int count = min(T::kMomentsRows, params_.m - row);
+    SyncConsumer();
+    if (count > 0 && col < params_.n) {
+      const float shift = (float)*(const E*)at.Row(0);
+      float sums[2] = {}, squares[2] = {};
+#pragma unroll 1
+      for (int k = 0; k < count; k += kAtOnce) {
+        float d[kAtOnce];
+#pragma unroll
+        for (int e = 0; e < kAtOnce; e++) d[e] = (float)*(const E*)at.Row(k, e) - shift;
+        if (count - k < kAtOnce) {
+#pragma unroll
+          for (int e = 0; e < kAtOnce; e++)
+            if (k + e >= count) d[e] = 0.f;
+        }
+#pragma unroll
+        for (int e = 0; e < kAtOnce; e++)
+          sums[e % 2] += d[e], squares[e % 2] = fmaf(d[e], d[e], squares[e % 2]);
+      }
+      const float sum = sums[0] + sums[1], mean = sum / (float)count;
+      layout_.moments[(int64_t)(row / T::kMomentsRows) * params_.n + col] =
+          make_float2(shift + mean, fmaf(-sum, mean, squares[0] + squares[1]));
+    }
+    SyncConsumer();  // before others write to the buffers
+  }
+
+  // Makes relu's gradient of box `index`.
+  __device__ __forceinline__ void Keep(Pairs& x, int index) const {
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; j++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const uint64_t of_row = bits_[(index * kRowGroups + i) * 2 + half];
+          const uint32_t two =
+              (uint32_t)(of_row >> j / 4 * 32) >> (j % 4 * 8 + threadIdx.x % 4 * 2);
+          x[i][j][half] &= (two & 1) * 0xFFFFu | (two & 2) * 0x7FFF8000u;
+        }
+      }
+    }
+  }
+
+  // Stores the sums over the columns of those boxes that are in the buffers, from `first` on. A
+  // thread goes down two columns. Rows that C has not are zeros.
+  __device__ __forceinline__ void StoreSums(int first) const {
+    constexpr int kPairs = T::kStagingN / 2, kAtOnce = T::kSumsRows < 32 ? T::kSumsRows : 32;
+    const int thread = threadIdx.x % 128, part = thread / kPairs;
+    const Staged at(*this, thread % kPairs * 2, part * T::kSumsRows);
+    const int col = origin_.col + first * kBlocks * 8 + thread % kPairs * 2;
+    const int row = FirstRow() + part * T::kSumsRows;
+    const int count = col < params_.n ? min(T::kSumsRows, params_.m - row) : 0;
+    const E* const column = (const E*)layout_.x + (int64_t)row * params_.n + col;
+    uint32_t x[kAtOnce];
+    const auto read = [&](int k) {
+#pragma unroll
+      for (int e = 0; e < kAtOnce; e++)
+        x[e] = k + e < count ? *(const uint32_t*)(column + (k + e) * params_.n) : 0;
+    };
+    read(0);
+    const float2 mean = count > 0 ? *(const float2*)(layout_.mean + col) : float2{};
+    SyncConsumer();
+    float4 sums{};
+#pragma unroll
+    for (int k = 0; k < T::kSumsRows; k += kAtOnce) {
+      if (k > 0) read(k);
+#pragma unroll
+      for (int e = 0; e < kAtOnce; e++) {
+        const uint32_t c = *(const uint32_t*)at.Row(k + e / 16 * 16, e % 16);
+        const float left = ElementOf<0, E>(c), right = ElementOf<1, E>(c);
+        sums.x = fmaf(left, ElementOf<0, E>(x[e]) - mean.x, sums.x), sums.y += left;
+        sums.z = fmaf(right, ElementOf<1, E>(x[e]) - mean.y, sums.z), sums.w += right;
+      }
+    }
+    if (count > 0)
+      *(float4*)(layout_.sums + (int64_t)(row / T::kSumsRows) * params_.n + col) = sums;
+    SyncConsumer();  // before others write to the buffers
+  }
+
  private:
   static constexpr int kNbytes = kRowsOfBox * 128;
+
+  // Where elements of a column are in the buffers of the consumer's warps, from a row on that is a
+  // multiple of 16.
+  class Staged {
+   public:
+    __device__ __forceinline__ Staged(const Boxes& boxes, int col, int row)
+        : first_(boxes.buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes +
+                 col / (kBlocks * 8) * kRowGroups * kNbytes + col % 8 * (int)sizeof(E)),
+          row_(row),
+          chunk_(col % (kBlocks * 8) / 8) {}
+    // Row k + e, where k is a multiple of 16 and e below it.
+    __device__ __forceinline__ const unsigned char* Row(int k, int e = 0) const {
+      k += row_;
+      return first_ + k / 64 * kNbytes + k % 64 / 16 * kWarpNbytes + e * 128 +
+             (chunk_ ^ e % 8) * 16;
+    }
+
+   private:
+    static constexpr int kWarpNbytes = T::kStagingNbytes / 4;
+    const unsigned char* first_;
+    int row_, chunk_;
+  };
+  // The first row of the consumer's part of the tile.
+  __device__ __forceinline__ int FirstRow() const {
+    return origin_.row - (int)threadIdx.x % 128 / 32 * 16;
+  }
+  static __device__ __forceinline__ void SyncConsumer() {
+    SyncThreads(1 + (int)threadIdx.x / 128, 128);
+  }
+
+  // Reads the bits of this thread's rows, and lets x come into the L2 cache.
+  __device__ __forceinline__ void AskForColumns() {
+    const int l = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < kBits; k++) {
+      const int row = origin_.row + l / 4 + k / 2 % kRowGroups * 64 + k % 2 * 8;
+      const int col = origin_.col + k / 2 / kRowGroups * 64;
+      bits_[k] = row < params_.m && col < params_.n
+                     ? *(const uint64_t*)(layout_.bits + ((int64_t)row * params_.n + col) / 8)
+                     : 0;
+    }
+    constexpr int kLines = T::kTileN / 64;  // of 128 bytes
+    for (int k = threadIdx.x % 128; k < T::kRows * kLines; k += 128) {
+      const int row = FirstRow() + k / kLines, col = origin_.col + k % kLines * 64;
+      if (row < params_.m && col < params_.n)
+        PrefetchToL2((const E*)layout_.x + (int64_t)row * params_.n + col);
+    }
+  }
 
   __device__ __forceinline__ uint32_t BarrierOf(int buffer, bool of_factors) const {
     return barriers_ + (buffer * 2 + of_factors) * 8;
@@ -552,6 +797,8 @@ class Boxes {
   TileOrigin origin_;
   RingPosition<(kCount < T::kBuffers ? kCount : T::kBuffers)> loaded_;
   int next_ = 0;
+  static constexpr int kBits = kGradientSums ? kCount * kRowGroups * 2 : 1;
+  uint64_t bits_[kBits];  // of 64 columns: by box, row group and half
 };
 
 // Calls f with the epilogue's function of an element of side and one of C, and with its code as a
@@ -623,7 +870,7 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
           }
         }
       };
-      if (params.bias) {
+      if (Source::kOfColumns == OfColumns::kNothing && params.bias) {
 #pragma unroll
         for (int i = 0; i < T::kWarpgroupM; i++) {
 #pragma unroll
@@ -643,7 +890,14 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
         }
       }
       make(function);
+      if constexpr (Source::kOfColumns == OfColumns::kGradientSums) boxes.Keep(x, box);
       boxes.Store(x, map_c, params.c, first + box);
+      if ((box + 1) % T::kBuffers == 0) {
+        if constexpr (Source::kOfColumns == OfColumns::kMoments)
+          boxes.StoreMoments(box + 1 - T::kBuffers);
+        if constexpr (Source::kOfColumns == OfColumns::kGradientSums)
+          boxes.StoreSums(box + 1 - T::kBuffers);
+      }
     }
 #pragma unroll
     for (int j = 0; j + kAtOnce * kBlocks < T::kBlocks; j++) {
@@ -662,6 +916,10 @@ __device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T:
                                           Boxes<E, T, Source>& boxes, const Params& params,
                                           const CUtensorMap* map_c, const CUtensorMap* map_other) {
   constexpr bool kHasGradients = sizeof(E) == 4 || Boxes<E, T, Source>::kCount <= T::kBuffers;
+  if constexpr (Source::kOfColumns == OfColumns::kGradientSums && kHasGradients)
+    if (params.side)
+      return StoreBoxes<E, T, Source, true, false, false>(
+          d, bias, boxes, params, map_c, map_other, [](float side, float x) { return side + x; });
   if constexpr (!T::kOfGradients)
     if (!Source::kHasEpilogue || (!params.activation && !params.gradient))
       return StoreBoxes<E, T, Source, false, false, false>(d, bias, boxes, params, map_c, map_other,
@@ -887,7 +1145,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     const bool in_boxes = IsInBoxes(params, segment);
     if (in_boxes) {
       boxes.Begin(origin, map_other);
-      if (params.bias) ReadBias<R, T>(bias, params, origin.col);
+      if (Source::kOfColumns == OfColumns::kNothing && params.bias)
+        ReadBias<R, T>(bias, params, origin.col);
     }
     sums.Begin(segment, origin.col);
     if (T::kPingPong) SyncThreads(kTurn + consumer, 256);
@@ -896,6 +1155,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     };
     if constexpr (kExact)
       MultiplyPanelsExactly<E, T>(d, sums, count, memory, full, first_row, at, release);
+    else if constexpr (sizeof(E) == 4 && Source::kAlongM)
+      MultiplyPanelsAcross<T>(d, count, shared, full, first_row, at, release, issued);
     else
       MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, sums, count, memory, full,
                                                              first_row, at, release, issued);

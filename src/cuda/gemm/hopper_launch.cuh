@@ -59,6 +59,18 @@ inline Config Estimated(const TileTime& time, const Extents& of, int multiproces
   return best;
 }
 
+// True where all tiles, of so many panels, are stored from the registers of one cluster.
+inline bool AllInBoxes(const Config& config, int64_t panels) {
+  const auto worker_at = [&](int64_t panel) {
+    return ((panel + 1) * config.workers - 1) / (config.split_tiles * panels);
+  };
+  for (int64_t tile = 0; tile < config.split_tiles; tile++) {
+    const int64_t first = tile * panels;
+    if (worker_at(first + panels - 1) - worker_at(first) >= kMostOwned) return false;
+  }
+  return true;
+}
+
 static __global__ void ZeroKernel(unsigned* counters, int count) {
   for (int64_t i = FirstItem(); i < count; i += ItemStep()) counters[i] = 0;
 }

@@ -1,5 +1,6 @@
 // Batch normalization forward, over x (N, C, ...) seen as (outer, channels, inner): statistics, the
-// affine map (with an activation and a residual addend), and running statistics.
+// affine map (with an activation and a residual addend, itself normalized or not), and running
+// statistics.
 //
 // Statistics read x once. A thread sums deviations from its first element and their squares in
 // float32 (shifted data, which keeps the digits for any mean); threads and blocks combine them, as
@@ -75,15 +76,27 @@ struct RuntimeActivation {
   }
 };
 
-// y = activation(normalized x [+ addend])
-template <class T, class Activation, bool kAdds>
-struct NormalizeOp {
+// What is added to the normalized x: nothing, values, or values that are normalized first.
+enum class Addend { kNone, kValues, kNormalized };
+
+// x as it is normalized: (x - mean) * inverse * scale + bias.
+template <class T>
+struct Normalized {
   const T* x;
-  const T* addend;
-  T* y;
   BatchMoments moments;
   ChannelFloats<T> scale;
   ChannelFloats<T> bias;
+  __device__ Affine Of(int64_t c) const { return AffineOf(moments.Of(c), scale[c], bias[c]); }
+};
+
+// y = activation(normalized x [+ addend]), and, kBits, a bit for each element that is positive.
+template <class T, class Activation, Addend kAddend, bool kBits>
+struct NormalizeOp {
+  static constexpr bool kAdds = kAddend != Addend::kNone;
+  Normalized<T> normalized;
+  Normalized<T> addend;  // its x alone where that is not normalized
+  T* y;
+  uint8_t* positive;
   Activation activation;
 
   template <int kVector>
@@ -91,27 +104,58 @@ struct NormalizeOp {
     struct Loaded {
       Vec<T, kVector> x, addend;
     };
-    Affine affine[kVector];
-    it.OfChannels([&](int64_t c) { return AffineOf(moments.Of(c), scale[c], bias[c]); }, affine);
+    struct Maps {
+      Affine of_x, of_addend;
+    };
+    constexpr bool kTwo = kAddend == Addend::kNormalized;
+    std::conditional_t<kTwo, Maps, Affine> maps[kVector];
+    it.OfChannels(
+        [&](int64_t c) {
+          if constexpr (kTwo)
+            return Maps{normalized.Of(c), addend.Of(c)};
+          else
+            return normalized.Of(c);
+        },
+        maps);
     it.template ForEach<kAdds ? 2 : 4>(
         [&](int64_t, int64_t at) {
           Loaded loaded;
-          loaded.x = ReadLast<kVector>(x + at);
-          if constexpr (kAdds) loaded.addend = ReadLast<kVector>(addend + at);
+          loaded.x = ReadLast<kVector>(normalized.x + at);
+          if constexpr (kAdds) loaded.addend = ReadLast<kVector>(addend.x + at);
           return loaded;
         },
         [&](const Loaded& loaded, int64_t at) {
           float out[kVector];
+          unsigned bits = 0;
 #pragma unroll
           for (int e = 0; e < kVector; e++) {
-            float v = affine[e](loaded.x[e]);
-            if constexpr (kAdds) v = __fadd_rn(v, loaded.addend[e]);
+            float v;
+            if constexpr (kTwo) {
+              v = __fadd_rn(maps[e].of_x(loaded.x[e]), maps[e].of_addend(loaded.addend[e]));
+            } else {
+              v = maps[e](loaded.x[e]);
+              if constexpr (kAdds) v = __fadd_rn(v, loaded.addend[e]);
+            }
             out[e] = activation(v);
+            if constexpr (kBits) bits |= (unsigned)((float)T(out[e]) > 0.f) << e;
           }
           Write<kVector>(y + at, out);
+          if constexpr (kBits && kVector == 8) positive[at / 8] = (uint8_t)bits;
         });
   }
 };
+
+// A bit for each element that is positive.
+template <class T>
+__global__ void PositiveKernel(const T* y, int64_t numel, uint8_t* positive) {
+  GridDependencySynchronize();
+  for (int64_t k = FirstItem(); k * 8 < numel; k += ItemStep()) {
+    unsigned bits = 0;
+    for (int e = 0; e < 8 && k * 8 + e < numel; e++)
+      bits |= (unsigned)((float)y[k * 8 + e] > 0.f) << e;
+    positive[k] = (uint8_t)bits;
+  }
+}
 
 struct Running {
   float* mean;  // (channels), as are the others
@@ -171,32 +215,75 @@ void BatchStatisticsSinglePass(const DLArray* x, const DLArray* counters, DLArra
                    stream);
 }
 
-// addend may be null.
+// What a map is given beside x: its statistics and affine parameters, and addends: none, values of
+// x's shape, or such with the statistics and affine parameters by which they are normalized.
+struct MapInputs {
+  const DLArray *x, *mean, *variance, *scale, *bias;
+  const DLArrayList* addends;
+  float eps;
+};
+
 template <class T>
-void RunNormalize(const char* op, const DLArray* x, const DLArray* mean, const DLArray* variance,
-                  const DLArray* scale, const DLArray* bias, const DLArray* addend, float eps,
-                  int activation, DLArray* y, DLStream stream) {
-  CheckSameShape(op, x, y);
-  if (addend) CheckSameShape(op, x, addend);
-  const Channels shape = ChannelsOf(op, x);
-  const T* in = In<T>(op, x);
-  const T* added = addend ? In<T>(op, addend) : nullptr;
+Normalized<T> NormalizedOf(const char* op, const MapInputs& of, const DLArray* x,
+                           const DLArray* mean, const DLArray* variance, const DLArray* scale,
+                           const DLArray* bias) {
+  Enter(op, of.x, x, mean, variance, scale, bias);
+  CheckSameShape(op, of.x, x);
+  const int64_t count = ChannelsOf(op, x).count;
+  return {In<T>(op, x), MomentsOf(op, mean, variance, count, of.eps),
+          ChannelFloatsOf<T>(op, scale, count), ChannelFloatsOf<T>(op, bias, count)};
+}
+
+// `positive` may be null.
+template <class T>
+void RunNormalize(const char* op, const MapInputs& of, int activation, DLArray* y,
+                  uint8_t* positive, DLStream stream) {
+  constexpr bool kHasBits = kWide<T> == 8;
+  const DLArrayList* addends = of.addends;
+  const int64_t added = addends ? addends->count : 0;
+  if (added != 0 && added != 1 && added != 5)
+    Fail("%s: expected one addend or none, or one with what normalizes it", op);
+  CheckSameShape(op, of.x, y);
+  const Channels shape = ChannelsOf(op, of.x);
+  const Normalized<T> normalized =
+      NormalizedOf<T>(op, of, of.x, of.mean, of.variance, of.scale, of.bias);
+  Normalized<T> addend{};
+  if (added == 1) {
+    Enter(op, of.x, addends->arrays[0]);
+    CheckSameShape(op, of.x, addends->arrays[0]);
+    addend.x = In<T>(op, addends->arrays[0]);
+  } else if (added == 5) {
+    DLArray* const* with = addends->arrays;
+    addend = NormalizedOf<T>(op, of, with[0], with[1], with[2], with[3], with[4]);
+  }
   T* out = Out<T>(op, y);
-  const BatchMoments moments = MomentsOf(op, mean, variance, shape.count, eps);
-  const auto scales = ChannelFloatsOf<T>(op, scale, shape.count);
-  const auto biases = ChannelFloatsOf<T>(op, bias, shape.count);
-  const bool aligned = Aligned16(in) && Aligned16(added) && Aligned16(out);
-  const auto run = [&](auto act) {
+  const bool aligned = Aligned16(normalized.x) && Aligned16(addend.x) && Aligned16(out);
+  const bool bits = kHasBits && positive && aligned && shape.inner == 1 && shape.count % 8 == 0;
+  const auto run = [&](auto act, auto with_bits) {
     using Activation = decltype(act);
-    const auto map = [&](auto body) { RunMap<T>(op, x->ctx, shape, aligned, body, stream); };
-    if (added)
-      map(NormalizeOp<T, Activation, true>{in, added, out, moments, scales, biases, act});
-    else
-      map(NormalizeOp<T, Activation, false>{in, added, out, moments, scales, biases, act});
+    constexpr bool kBits = decltype(with_bits)::value;
+    const auto map = [&](auto kind) {
+      RunMap<T>(op, of.x->ctx, shape, aligned,
+                NormalizeOp<T, Activation, decltype(kind)::value, kBits>{normalized, addend, out,
+                                                                         positive, act},
+                stream);
+    };
+    if (added == 5) return map(std::integral_constant<Addend, Addend::kNormalized>());
+    if (added) return map(std::integral_constant<Addend, Addend::kValues>());
+    map(std::integral_constant<Addend, Addend::kNone>());
   };
-  if (activation == 0) return run(NoActivation{});
-  if (activation == 1) return run(fn::Relu{});
-  run(RuntimeActivation{activation});
+  if constexpr (kHasBits)
+    if (bits) return run(fn::Relu{}, std::true_type());
+  if (activation == 0)
+    run(NoActivation{}, std::false_type());
+  else if (activation == 1)
+    run(fn::Relu{}, std::false_type());
+  else
+    run(RuntimeActivation{activation}, std::false_type());
+  if (positive)
+    LaunchClusters(op, PositiveKernel<T>, Blocks(CeilDiv(shape.Numel(), 8)), 1, kThreads, 0,
+                   ComputeMajor(of.x->ctx.device_id) >= 9, stream, (const T*)out, shape.Numel(),
+                   positive);
 }
 
 template <class T>
@@ -205,7 +292,7 @@ void BatchNormalize(const DLArray* x, const DLArray* mean, const DLArray* varian
                     DLStream stream) {
   const char* op = "batch_normalize";
   Enter(op, x, mean, variance, scale, bias, y);
-  RunNormalize<T>(op, x, mean, variance, scale, bias, nullptr, eps, 0, y, stream);
+  RunNormalize<T>(op, {x, mean, variance, scale, bias, nullptr, eps}, 0, y, nullptr, stream);
 }
 
 // y = activation(normalized x [+ addend]); activation 0 is the identity.
@@ -215,11 +302,23 @@ void BatchNormalizeMap(const DLArray* x, const DLArray* mean, const DLArray* var
                        float eps, int64_t activation, DLArray* y, DLStream stream) {
   const char* op = "batch_normalize_map";
   Enter(op, x, mean, variance, scale, bias, y);
-  if (addends->count > 1) Fail("%s: expected one addend or none", op);
-  const DLArray* addend = addends->count ? addends->arrays[0] : nullptr;
-  if (addend) Enter(op, x, addend);
-  RunNormalize<T>(op, x, mean, variance, scale, bias, addend, eps,
-                  CheckedEpilogue(op, activation, 0, kActivations), y, stream);
+  RunNormalize<T>(op, {x, mean, variance, scale, bias, addends, eps},
+                  CheckedEpilogue(op, activation, 0, kActivations), y, nullptr, stream);
+}
+
+// y = relu(normalized x [+ addend]), and a bit for each element that is positive, eight a byte from
+// the lowest bit on.
+template <class T>
+void BatchNormalizeReluBits(const DLArray* x, const DLArray* mean, const DLArray* variance,
+                            const DLArray* scale, const DLArray* bias, const DLArrayList* addends,
+                            float eps, DLArray* y, DLArray* positive, DLStream stream) {
+  const char* op = "batch_normalize_relu_bits";
+  Enter(op, x, mean, variance, scale, bias, y, positive);
+  if (Numel(positive) != CeilDiv(Numel(x), 8))
+    Fail("%s: expected %ld bytes of bits, got shape %s", op, (long)CeilDiv(Numel(x), 8),
+         ShapeText(positive).c_str());
+  RunNormalize<T>(op, {x, mean, variance, scale, bias, addends, eps}, 1, y,
+                  Out<uint8_t>(op, positive), stream);
 }
 
 // mean = keep * mean + by_mean * batch mean, and likewise the variance, for layers that share these
@@ -252,8 +351,24 @@ DLSYS_KERNEL_TYPED(cuda, batch_statistics, BatchStatistics);
 DLSYS_KERNEL_TYPED(cuda, batch_statistics_single_pass, BatchStatisticsSinglePass);
 DLSYS_KERNEL_TYPED(cuda, batch_normalize, BatchNormalize);
 DLSYS_KERNEL_TYPED(cuda, batch_normalize_map, BatchNormalizeMap);
+DLSYS_KERNEL_TYPED(cuda, batch_normalize_relu_bits, BatchNormalizeReluBits);
 DLSYS_KERNEL(cuda, running_update, RunningUpdate);
 
 }  // namespace
+
+template <class T>
+void ChannelStatistics(const char* op, DLContext ctx, const T* x, const Channels& shape,
+                       float* mean, float* variance, DLStream stream) {
+  RunSums<T>(op, ctx, shape, Aligned16(x), MomentsOp<T>{x, mean, variance}, nullptr, stream);
+}
+
+#define DLSYS_CHANNEL_STATISTICS(T)                                                          \
+  template void ChannelStatistics(const char*, DLContext, const T*, const Channels&, float*, \
+                                  float*, DLStream);
+DLSYS_CHANNEL_STATISTICS(bfloat16)
+DLSYS_CHANNEL_STATISTICS(float16)
+DLSYS_CHANNEL_STATISTICS(float)
+#undef DLSYS_CHANNEL_STATISTICS
+
 }  // namespace cuda
 }  // namespace dlsys

@@ -2,10 +2,11 @@
 // channel sums dscale and dbias, then dx; layer_norm.cu takes its channel sums from here.
 //
 // A gradient flow loads dy: plainly, times the activation gradient of the pre-activation, which is
-// recomputed from x bit-identically to forward, or masked by a relu's saved output (with a residual
-// addend) and summed with a second gradient. Sums reduce like forward's statistics, in a single
-// pass given arrival counters. An output may be the buffer of an input of its shape: elements are
-// read before they are written, by the same thread. Memory bandwidth limits both kernels.
+// recomputed from x bit-identically to forward, or masked by a relu's saved output or its bits
+// (with a residual addend) and summed with a second gradient. Sums reduce like forward's
+// statistics, in a single pass given arrival counters. An output may be the buffer of an input of
+// its shape: elements are read before they are written, by the same thread. Memory bandwidth limits
+// both kernels.
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/norm/batch_norm_tile.cuh"
 #include "cuda/norm/norm.cuh"
@@ -72,14 +73,18 @@ struct RuntimeDact {
   }
 };
 
-// The sum of one or two gradients, masked where relu's output is not positive, and saved in dz. The
-// output is y (kOutput), else it is recomputed from x.
-template <class T, bool kOutput, bool kTwo>
+// How relu's output is known: as it is, by a bit for each element that is positive, or recomputed.
+enum class ReluSide { kOutput, kBits, kRecomputed };
+
+// The sum of one or two gradients, masked where relu's output is not positive, and saved in dz.
+template <class T, ReluSide kSide, bool kTwo>
 struct ReluFlow {
   static constexpr int kBatch = 2;
+  static constexpr bool kRecomputed = kSide == ReluSide::kRecomputed;
+  using Side = std::conditional_t<kSide == ReluSide::kBits, uint8_t, T>;
   const T* dy;
   const T* more;
-  const T* y;
+  const Side* side;
   ChannelFloats<T> scale;
   ChannelFloats<T> bias;
   T* dz;
@@ -87,9 +92,10 @@ struct ReluFlow {
   template <int kVector>
   struct Loaded {
     Vec<T, kVector> dy, more, y;
+    unsigned bits;
   };
   __device__ Affine Of(int64_t c, const Moments& m) const {
-    if constexpr (kOutput) return {m.mean, 0.f, 0.f};
+    if constexpr (!kRecomputed) return {m.mean, 0.f, 0.f};
     return AffineOf(m, scale[c], bias[c]);
   }
   template <int kVector>
@@ -97,7 +103,8 @@ struct ReluFlow {
     Loaded<kVector> loaded;
     loaded.dy = Read<kVector>(dy + at);
     if constexpr (kTwo) loaded.more = Read<kVector>(more + at);
-    if constexpr (kOutput) loaded.y = ReadLast<kVector>(y + at);
+    if constexpr (kSide == ReluSide::kOutput) loaded.y = ReadLast<kVector>(side + at);
+    if constexpr (kSide == ReluSide::kBits) loaded.bits = side[at / 8] >> at % 8;
     return loaded;
   }
   template <int kVector>
@@ -105,7 +112,10 @@ struct ReluFlow {
                                             int e, float x) const {
     float g = loaded.dy[e];
     if constexpr (kTwo) g = __fadd_rn(g, loaded.more[e]);
-    return fn::ReluGradient{}(kOutput ? loaded.y[e] : affine(x), g);
+    if constexpr (kSide == ReluSide::kBits)
+      return loaded.bits >> e & 1 ? g : 0.f;
+    else
+      return fn::ReluGradient{}(kRecomputed ? affine(x) : loaded.y[e], g);
   }
   template <int kVector>
   __device__ __forceinline__ void Save(const float (&g)[kVector], int64_t at) const {
@@ -337,8 +347,18 @@ void BatchNormalizeMapSums(const DLArray* x, const DLArray* mean, const DLArray*
   });
 }
 
+// A bit for each element of x.
+const uint8_t* BitsOf(const char* op, const DLArray* bits, const DLArray* x) {
+  Enter(op, x, bits);
+  if (Numel(bits) != CeilDiv(Numel(x), 8))
+    Fail("%s: expected %ld bytes of bits, got shape %s", op, (long)CeilDiv(Numel(x), 8),
+         ShapeText(bits).c_str());
+  return In<uint8_t>(op, bits);
+}
+
 // dz = the sum of one or two dys where a relu's output is positive, and the channel sums of dz.
-// sides is that output, or scale and bias where it is relu(normalized x).
+// sides is that output, or the bits of its positive elements, or scale and bias where it is
+// relu(normalized x).
 template <class T>
 void BatchNormalizeReluSums(const DLArray* x, const DLArray* mean, const DLArray* variance,
                             const DLArrayList* sides, const DLArrayList* dys,
@@ -346,9 +366,10 @@ void BatchNormalizeReluSums(const DLArray* x, const DLArray* mean, const DLArray
                             DLArray* dz, DLStream stream) {
   const char* op = "batch_normalize_relu_sums";
   Enter(op, x, mean, variance, counters, dscale, dbias, dz);
-  const bool output = sides->count == 1, two = dys->count == 2;
-  if ((!output && sides->count != 2) || (!two && dys->count != 1))
+  const bool given = sides->count == 1, two = dys->count == 2;
+  if ((!given && sides->count != 2) || (!two && dys->count != 1))
     Fail("%s: expected an output or scale and bias, and one or two gradients", op);
+  const bool has_bits = given && sides->arrays[0]->dtype == DL_UINT8;
   const Inputs<T> inputs(op, x, mean, variance, dz, eps);
   const int64_t count = inputs.shape.count;
   bool aligned = true;
@@ -364,21 +385,25 @@ void BatchNormalizeReluSums(const DLArray* x, const DLArray* mean, const DLArray
   };
   const T* first = like_x(dys->arrays[0]);
   const T* second = two ? like_x(dys->arrays[1]) : nullptr;
-  const T* y = output ? like_x(sides->arrays[0]) : nullptr;
-  const auto scale = output ? ChannelFloats<T>{} : of_channel(sides->arrays[0]);
-  const auto bias = output ? ChannelFloats<T>{} : of_channel(sides->arrays[1]);
+  const auto scale = given ? ChannelFloats<T>{} : of_channel(sides->arrays[0]);
+  const auto bias = given ? ChannelFloats<T>{} : of_channel(sides->arrays[1]);
   T* saved = Out<T>(op, dz);
   aligned = aligned && Aligned16(saved);
-  const auto run = [&](auto of_output, auto of_two) {
-    using Flow = ReluFlow<T, decltype(of_output)::value, decltype(of_two)::value>;
-    RunSums(op, x->ctx, inputs.x, inputs.shape, aligned, BatchStats{inputs.moments},
-            Flow{first, second, y, scale, bias, saved}, CheckedCounters(op, counters, count),
-            ChannelResult(op, dscale, count), ChannelResult(op, dbias, count), stream);
+  const auto run = [&](auto kind, const auto* side) {
+    const auto run_of = [&](auto of_two) {
+      using Flow = ReluFlow<T, decltype(kind)::value, decltype(of_two)::value>;
+      RunSums(op, x->ctx, inputs.x, inputs.shape, aligned, BatchStats{inputs.moments},
+              Flow{first, second, side, scale, bias, saved}, CheckedCounters(op, counters, count),
+              ChannelResult(op, dscale, count), ChannelResult(op, dbias, count), stream);
+    };
+    two ? run_of(std::true_type()) : run_of(std::false_type());
   };
-  const auto yes = std::true_type{};
-  const auto no = std::false_type{};
-  if (output) return two ? run(yes, yes) : run(yes, no);
-  two ? run(no, yes) : run(no, no);
+  if (has_bits)
+    run(std::integral_constant<ReluSide, ReluSide::kBits>(), BitsOf(op, sides->arrays[0], x));
+  else if (given)
+    run(std::integral_constant<ReluSide, ReluSide::kOutput>(), like_x(sides->arrays[0]));
+  else
+    run(std::integral_constant<ReluSide, ReluSide::kRecomputed>(), (const T*)nullptr);
 }
 
 template <class T, class Flow>
@@ -440,6 +465,26 @@ void ChannelSums(const char* op, DLContext ctx, const T* x, const T* dy, const C
   RunSums(op, ctx, x, shape, Aligned16(dy), RowGroupStats{moments}, PlainFlow<T>{dy}, nullptr,
           dscale, dbias, stream);
 }
+
+template <class T>
+void ReluSumsByBits(const char* op, DLContext ctx, const T* x, const Channels& shape,
+                    const BatchMoments& moments, const uint8_t* bits, const T* addend, T* dz,
+                    float* dscale, float* dbias, DLStream stream) {
+  const bool aligned = Aligned16(dz) && Aligned16(addend);
+  const auto run = [&](auto two) {
+    using Flow = ReluFlow<T, ReluSide::kBits, decltype(two)::value>;
+    RunSums(op, ctx, x, shape, aligned, BatchStats{moments}, Flow{dz, addend, bits, {}, {}, dz},
+            nullptr, dscale, dbias, stream);
+  };
+  addend ? run(std::true_type()) : run(std::false_type());
+}
+#define DLSYS_RELU_SUMS(T)                                                                        \
+  template void ReluSumsByBits(const char*, DLContext, const T*, const Channels&,                 \
+                               const BatchMoments&, const uint8_t*, const T*, T*, float*, float*, \
+                               DLStream);
+DLSYS_RELU_SUMS(bfloat16)
+DLSYS_RELU_SUMS(float16)
+#undef DLSYS_RELU_SUMS
 
 #define DLSYS_CHANNEL_SUMS(T)                                                            \
   template void ChannelSums(const char*, DLContext, const T*, const T*, const Channels&, \

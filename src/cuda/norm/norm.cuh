@@ -108,5 +108,28 @@ template <class T>
 void ChannelSums(const char* op, DLContext ctx, const T* x, const T* dy, const Channels& shape,
                  const RowMoments& moments, float* dscale, float* dbias, DLStream stream);
 
+// dz = dz + addend, which may be null, where the bit of an element is set, else 0, and dscale and
+// dbias of it.
+template <class T>
+void ReluSumsByBits(const char* op, DLContext ctx, const T* x, const Channels& shape,
+                    const BatchMoments& moments, const uint8_t* bits, const T* addend, T* dz,
+                    float* dscale, float* dbias, DLStream stream);
+
+// Mean and variance of each channel of x.
+template <class T>
+void ChannelStatistics(const char* op, DLContext ctx, const T* x, const Channels& shape,
+                       float* mean, float* variance, DLStream stream);
+
+// The same of x (rows, channels) from the moments of every `of_group` rows: (groups, channels) of
+// the mean and the sum of squared deviations from it.
+void CombineMoments(const char* op, DLContext ctx, const float2* moments, int64_t rows,
+                    int64_t of_group, int64_t channels, float* mean, float* variance,
+                    DLStream stream);
+
+// dscale and dbias from sums of groups of rows, (groups, channels) of Σ dy (x - mean) and Σ dy.
+void CombineSums(const char* op, DLContext ctx, const float2* sums, int64_t groups,
+                 int64_t channels, const BatchMoments& moments, float* dscale, float* dbias,
+                 DLStream stream);
+
 }  // namespace cuda
 }  // namespace dlsys

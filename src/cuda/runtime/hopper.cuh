@@ -336,9 +336,12 @@ __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, 
 template <class T, bool kAlongN, int kBlocks>
 __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], const uint32_t (&a)[4],
                                             uint64_t b, bool accumulate) {
-  static_assert(kBlocks == 8 || kBlocks == 16, "64 or 128 columns");
+  static_assert(kBlocks == 8 || kBlocks == 16 || kBlocks == 32, "64 to 256 columns");
   static_assert(!std::is_same_v<T, float> || !kAlongN, "tf32 lies along K");
-  if constexpr (kBlocks == 16) {
+  if constexpr (kBlocks == 32) {
+    DLSYS_WGMMA_REGISTERS(256, (DLSYS_REGS64(d, 0), DLSYS_REGS64(d, 16)), DLSYS_NAMES128, "%128",
+                          "%129", "%130", "%131", "%132", "%133", "%134");
+  } else if constexpr (kBlocks == 16) {
     DLSYS_WGMMA_REGISTERS(128, (DLSYS_REGS64(d, 0)), DLSYS_NAMES64, "%64", "%65", "%66", "%67",
                           "%68", "%69", "%70");
   } else {

@@ -14,7 +14,9 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys.fusion import channels_last as fused
 from dlsys.fusion.body import close
+from dlsys.fusion.conv_statistics import conv2d_channels_last_statistics_op
 from dlsys.ops.conv import convolution, pooling
+from dlsys.ops.norm.batch_norm import batch_statistics_op
 from support.families import conv
 from support.families import pooling as pools
 from support.rows import Case, Sample
@@ -29,6 +31,21 @@ def first(x: Any) -> Any:
     """(N, H, W, C) as (N, C, H, W)."""
     array = isinstance(x, np.ndarray)
     return x.transpose(fused.FIRST) if array else ad.transpose_op(x, fused.FIRST)
+
+
+def of_tf32(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers that tensor cores take as they are: kernels of float32 are at tf32."""
+    return np.round(rng.uniform(-2, 2, shape) * 256) / 256
+
+
+def served(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """Those that the pass moves: of something, and of no groups of few channels."""
+    return tuple(
+        one
+        for one in cases
+        if all(map(np.prod, one.shapes))
+        and (one.attrs.get("groups", 1) == 1 or 130 in one.shapes[0])
+    )
 
 
 def moved(cases: Sequence[Case], images: Sequence[int], domain: Any = None) -> tuple[Case, ...]:
@@ -66,6 +83,36 @@ def build(op: Any, plain: Any, images: Sequence[int], is_image: bool) -> Callabl
     return made
 
 
+def build_statistics(x: Any, f: Any, part: int, **attrs: Any) -> Any:
+    """A convolution, or the mean and variance of each filter's results."""
+    inner = convolution.convolution_op(first(x), f, **attrs)
+    windows = convolution.convolution_op.windows(inner, *(v.spec for v in inner.inputs))
+    images = last(inner)
+    moments = batch_statistics_op(ad.reshape_op(images, (-1, images.spec.shape[3])))
+    body = close((x, f), (images, moments[0], moments[1]))
+    groups = inner.attrs["groups"]
+    made = conv2d_channels_last_statistics_op(x, f, body=body, windows=windows, groups=groups)
+    return 2 * made[1] + made[2] if part else made[0]
+
+
+def statistics_of(x: np.ndarray, f: np.ndarray, part: int, **attrs: Any) -> np.ndarray:
+    y = last(conv.convolved(first(x), f, **attrs))
+    return 2 * y.mean((0, 1, 2)) + y.var((0, 1, 2)) if part else y
+
+
+def statistics_scale(x: np.ndarray, f: np.ndarray, part: int, **attrs: Any) -> np.ndarray:
+    """A result is rounded to 16 bits before its statistics."""
+    y = np.sqrt(conv.depth(x, f)) * last(conv.convolved(abs(first(x)), abs(f), **attrs))
+    return 2 * y.max((0, 1, 2)) + 2 * (y**2).max((0, 1, 2)) if part else y
+
+
+STATISTICS_CASES = tuple(
+    Case(one.shapes, one.attrs | {"part": part})
+    for one in moved([one for one in conv.CASES if all(map(all, one.shapes))], (0,))
+    for part in (0, 1)
+)
+
+
 def build_pool(x: Any, **attrs: Any) -> Any:
     inner = pooling.max_pool_op(first(x), **attrs)
     windows = pooling.max_pool_op.windows(inner, inner.inputs[0].spec.shape[2:])
@@ -95,8 +142,9 @@ def convolved(name: str, op: Any, plain: Any, formula: Any, cases: Any, of: Any,
     row = conv.sample(name, op, formula, cases, of)
     scale: Any = row.scale
     return Sample(
-        name, op, over(formula, at, is_image), moved(cases, at), scale=over(scale, at, is_image),
-        ulps=row.ulps, differentiable=(), specials=False, build=build(op, plain, at, is_image),
+        name, op, over(formula, at, is_image), moved(served(cases), at, of_tf32),
+        scale=over(scale, at, is_image), ulps=row.ulps, differentiable=(), specials=False,
+        build=build(op, plain, at, is_image),
     )  # fmt: skip
 
 
@@ -109,6 +157,11 @@ CHANNELS_LAST = (
     convolved(
         "conv2d_channels_last", fused.conv2d_channels_last_op, convolution.convolution_op,
         conv.convolved, conv.CASES, conv.depth, (0,),
+    ),
+    Sample(
+        "conv2d_channels_last_statistics", conv2d_channels_last_statistics_op, statistics_of,
+        STATISTICS_CASES, scale=statistics_scale, ulps=4, differentiable=(), specials=False,
+        build=build_statistics,
     ),
     convolved(
         "conv2d_data_gradient_channels_last", fused.data_gradient_channels_last_op,

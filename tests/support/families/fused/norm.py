@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.fusion import batch_norm as fused
+from dlsys.fusion import norm_operators as fused
 from dlsys.fusion.body import ACTIVATIONS, GRADIENTS, close
 from dlsys.ops.norm import batch_norm as norm
 from support.families.fused.gemm import DACTS, FORMULAS, operator
@@ -27,7 +27,7 @@ from support.families.norm import (
     sums,
     sums_scale,
 )
-from support.rows import Case, Sample, case, positive, signed
+from support.rows import Case, Sample, case, classes, positive, signed
 
 Array = np.ndarray
 EPS = 1e-3
@@ -48,12 +48,37 @@ def plain_sums(*inputs: Any) -> Any:
     return both(fused.batch_normalize_sums_single_pass_op(*inputs, body=body, eps=EPS))
 
 
-def normalize_map(*inputs: Any, activation: str) -> Any:
+def mapped(*inputs: Any, activation: str) -> Any:
+    """activation(normalized x + addend), where the addend may come with what normalizes it."""
     y = norm.batch_normalize_op(*inputs[:5], eps=EPS, training=False)
-    y = y + inputs[5] if len(inputs) > 5 else y
-    y = operator(activation)(y) if activation else y
-    body = close(inputs, (y,))
+    if len(inputs) == 10:
+        y = y + norm.batch_normalize_op(*inputs[5:], eps=EPS, training=False)
+    elif len(inputs) > 5:
+        y = y + inputs[5]
+    return operator(activation)(y) if activation else y
+
+
+def normalize_map(*inputs: Any, activation: str) -> Any:
+    body = close(inputs, (mapped(*inputs, activation=activation),))
     return fused.batch_normalize_map_op(*inputs, body=body, eps=EPS, activation=activation)
+
+
+def map_with_bits(*inputs: Any, part: int) -> Any:
+    """relu(…), or again by its bits."""
+    y = mapped(*inputs, activation="relu")
+    body = close(inputs, (y, fused.positive_bits_op(y)))
+    made = fused.batch_normalize_relu_bits_op(*inputs, body=body, eps=EPS)
+    return fused.keep_by_bits_op(made[1], made[0]) if part else made[0]
+
+
+def bits_sums(*inputs: Any, part: int) -> Any:
+    """The sums, or relu's gradient, of the dys by bits."""
+    x, mean, variance, bits, *dys = inputs
+    dz = fused.keep_by_bits_op(bits, dys[0] if len(dys) == 1 else dys[0] + dys[1])
+    made = norm.batch_normalize_sums_op(x, mean, variance, dz, eps=EPS, training=True)
+    body = close(inputs, (*made, dz))
+    node = fused.relu_bits_sums_ops[len(dys)](*inputs, body=body, eps=EPS)
+    return node[2] if part else both(node)
 
 
 def dact(x: Any, mean: Any, variance: Any, scale: Any, bias: Any, dy: Any, gradient: str) -> Any:
@@ -102,13 +127,37 @@ def relu_sums(output: bool, count: int) -> Callable[..., Any]:
 
 def map_formula(x: Array, *rest: Array, activation: str) -> Array:
     y = fixed(x, *rest[:4], eps=EPS)
-    return FORMULAS[activation](y + rest[4] if len(rest) > 4 else y)
+    if len(rest) == 9:
+        y = y + fixed(*rest[4:], eps=EPS)
+    elif len(rest) > 4:
+        y = y + rest[4]
+    return FORMULAS[activation](y)
 
 
 def map_scale(x: Array, *rest: Array, activation: str) -> Array:
     """The activations' slopes are below 1.2, and they round their own values."""
-    size = fixed_scale(x, *rest[:4], eps=EPS) + (np.abs(rest[4]) if len(rest) > 4 else 0)
+    size = fixed_scale(x, *rest[:4], eps=EPS)
+    if len(rest) == 9:
+        size = size + fixed_scale(*rest[4:], eps=EPS)
+    elif len(rest) > 4:
+        size = size + np.abs(rest[4])
     return 1.2 * size + np.abs(map_formula(x, *rest, activation=activation))
+
+
+def kept(bits: Array, x: Array) -> Array:
+    """The elements of x whose bit is set."""
+    at = np.arange(x.size).reshape(x.shape)
+    return np.where(bits[at // 8].astype(int) >> at % 8 & 1, x, 0)
+
+
+def bits_sums_formula(*inputs: Array, part: int) -> Array:
+    dz = kept(inputs[3], sum(inputs[4:]))
+    return dz if part else sums(*inputs[:3], dz, EPS, True)
+
+
+def bits_sums_scale(*inputs: Array, part: int) -> Array:
+    dz = sum(map(np.abs, inputs[4:]))
+    return dz if part else sums_scale(*inputs[:3], dz, EPS, True)
 
 
 def dact_formula(*inputs: Array, gradient: str) -> Array:
@@ -177,7 +226,33 @@ def maps() -> list[Case]:
         for s in SHAPES
         for name in ("", "relu")
     ]
-    return [*plain, *every, *added]
+    twins = [
+        case(*over_channels(s, 4), *over_channels(s, 4), activation=name, domain=STATE * 2)
+        for s in SHAPES
+        for name in ("", "relu")
+    ]
+    return [*plain, *every, *added, *twins]
+
+
+def maps_with_bits() -> list[Case]:
+    return [
+        case(*one.shapes, part=part, domain=one.domain)
+        for one in maps()
+        if one.attrs["activation"] == "relu"
+        for part in (0, 1)
+    ]
+
+
+def bit_cases(count: int) -> list[Case]:
+    of_bytes = classes(256, np.uint8)
+    return [
+        case(
+            *over_channels(s, 2), (-(-int(np.prod(s)) // 8),), *[s] * count, part=part,
+            domain=(signed, signed, positive, of_bytes, *[signed] * count),
+        )
+        for s in (*SHAPES, (37, 72))
+        for part in (0, 1)
+    ]  # fmt: skip
 
 
 def backs(more: int) -> list[Case]:
@@ -230,7 +305,31 @@ FUSED_NORM = (
     Sample(
         "batch_normalize_map", fused.batch_normalize_map_op, map_formula, tuple(maps()),
         scale=map_scale, ulps=4, differentiable=(), specials=False, build=normalize_map,
-        wide=(1, 2),
+        wide=(1, 2, 6, 7),
+    ),
+    Sample(
+        "batch_normalize_relu_bits", fused.batch_normalize_relu_bits_op,
+        lambda *inputs, part: map_formula(*inputs, activation="relu"), tuple(maps_with_bits()),
+        scale=lambda *inputs, part: map_scale(*inputs, activation="relu"), ulps=4,
+        differentiable=(), specials=False, build=map_with_bits, wide=(1, 2, 6, 7),
+    ),
+    *(
+        Sample(
+            f"batch_normalize_relu_sums_bits_{count}", fused.relu_bits_sums_ops[count],
+            bits_sums_formula, tuple(bit_cases(count)), scale=bits_sums_scale, ulps=4,
+            differentiable=(), specials=False, build=bits_sums, wide=(1, 2),
+        )
+        for count in (1, 2)
+    ),
+    Sample(
+        "positive_bits", fused.positive_bits_op,
+        lambda x: np.packbits(x.ravel() > 0, bitorder="little"),
+        tuple(case(s) for s in ((3, 5), (4, 8), (0, 3))), ulps=0, differentiable=(), fused=True,
+    ),
+    Sample(
+        "keep_by_bits", fused.keep_by_bits_op, kept,
+        tuple(case((-(-a * b // 8),), (a, b)) for a, b in ((3, 5), (4, 8), (0, 3))),
+        domain=(classes(256, np.uint8), signed), ulps=0, differentiable=(), fused=True,
     ),
     Sample(
         "batch_normalize_map_sums", fused.batch_normalize_map_sums_op, map_sums_formula,
