@@ -676,8 +676,8 @@ GradientConfig BestByWgmma(const Call& at, const Conv& c, double memory_us) {
 
 GradientConfig ConfigOfGradient(const Call& at, const Conv& c) {
   constexpr double kNbytesUs = 3.6e6;
-  const int64_t read = c.n * (std::min(Size(c.in), Size(c.out) * Size(c.kernel)) * c.c +
-                              Size(c.out) * c.o);
+  const int64_t read =
+      c.n * (std::min(Size(c.in), Size(c.out) * Size(c.kernel)) * c.c + Size(c.out) * c.o);
   const double memory_us = (double)read * sizeof(float) / kNbytesUs;
   if (at.kernel == Kernel::kMma) return BestByMma(at, c, memory_us);
   const GradientConfig by_wgmma = BestByWgmma(at, c, memory_us);
