@@ -110,8 +110,9 @@ def convolved(name: str, op: Any, plain: Any, formula: Any, cases: Any, of: Any,
     row = conv.sample(name, op, formula, cases, of)
     scale: Any = row.scale
     return Sample(
-        name, op, over(formula, at, is_image), moved(served(cases), at, of_tf32), scale=over(scale, at, is_image),
-        ulps=row.ulps, differentiable=(), specials=False, build=build(op, plain, at, is_image),
+        name, op, over(formula, at, is_image), moved(served(cases), at, of_tf32),
+        scale=over(scale, at, is_image), ulps=row.ulps, differentiable=(), specials=False,
+        build=build(op, plain, at, is_image),
     )  # fmt: skip
 
 
