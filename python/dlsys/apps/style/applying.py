@@ -107,7 +107,7 @@ def evaluate(options: argparse.Namespace, ctx: Context | None) -> None:
         painted = painter(photo)
         searched, records = paint(photo, losses, steps=steps, ctx=ctx)
         own = measured(painted, photo, losses, ctx)
-        ways = {"photo": records[0], "network": own, f"L-BFGS, {steps} steps": records[-1]}
+        ways = {"unchanged": records[0], "network": own, f"L-BFGS, {steps} steps": records[-1]}
         rows.append(Row(path.stem, ways))
         sheet.append([photo, painted, searched])
     rows.append(_mean(rows))
