@@ -156,7 +156,7 @@ class Full(unittest.TestCase):
         self.assertEqual(self.page.faults, [])
         self.assertEqual(len(self.page.ids), len(set(self.page.ids)))
         drawn = svgs(self.text)
-        self.assertEqual(len(drawn), 8)
+        self.assertEqual(len(drawn), 9)
         for svg in drawn:
             ET.fromstring(svg)
 

@@ -33,6 +33,7 @@ from .container import Residual, Sequential
 from .images import Identity, PixelShuffle, PixelUnshuffle, Unflatten, Upsample
 from .interop import load_torch_state_dict, to_torch_state_dict
 from .layers import Conv2d, ConvTranspose2d, Embedding, Flatten, Linear, Reshape
+from .models.cifar import ResNetCIFAR
 from .models.decoding import Decoder, Sampling
 from .models.dense import MLP, LogisticRegression
 from .models.efficientnet import EfficientNetLite
