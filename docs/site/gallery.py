@@ -24,7 +24,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "gallery"
 _WIDEST = 900  # pixels of a picture
-_DIGITS = 5
+_DIGITS = 3
 
 
 class Work(NamedTuple):
@@ -160,7 +160,7 @@ def _save(source: Path, target: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Makes the works that are named, or all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *(w.name for w in WORKS)])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
     sys.path.insert(0, str(ROOT / "python"))

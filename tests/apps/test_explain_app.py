@@ -32,7 +32,10 @@ class Application(unittest.TestCase):
 
         cls.root = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         model = nn.Sequential(
-            nn.Conv2d(3, 4, 3, padding=1, rng=0), nn.ReLU(), nn.GlobalAvgPool(), nn.Linear(4, 3, rng=1)
+            nn.Conv2d(3, 4, 3, padding=1, rng=0),
+            nn.ReLU(),
+            nn.GlobalAvgPool(),
+            nn.Linear(4, 3, rng=1),
         )
         about = ((3, 32, 32), "uint8", (0.0,), (1.0,), ("red", "green", "blue"))
         model.trained_on = data.DataDescription(*about)

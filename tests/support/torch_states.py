@@ -16,7 +16,12 @@ from unittest import mock
 
 import numpy as np
 
-_STORAGES = {"<f4": "FloatStorage", "<i8": "LongStorage", "<f2": "HalfStorage", "|b1": "BoolStorage"}
+_STORAGES = {
+    "<f4": "FloatStorage",
+    "<i8": "LongStorage",
+    "<f2": "HalfStorage",
+    "|b1": "BoolStorage",
+}
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], around: str = "") -> None:

@@ -119,7 +119,9 @@ class Maps(unittest.TestCase):
         middle = logit[0] - _logit(model, _hidden(images, (3, 9)))
         wanted = [falls[0], (falls[0] + middle) / 2, (middle + falls[1]) / 2, falls[1]]
         wanted = np.maximum(np.repeat(wanted, 3), 0)
-        np.testing.assert_allclose(found.maps[0], np.tile(wanted / wanted.max(), (12, 1)), atol=1e-5)
+        np.testing.assert_allclose(
+            found.maps[0], np.tile(wanted / wanted.max(), (12, 1)), atol=1e-5
+        )
 
     def test_weights_decide(self) -> None:
         """With other weights the maps are others: they are no edges of the image alone."""

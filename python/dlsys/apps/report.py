@@ -67,7 +67,7 @@ def write_report(
         image=first,
         confusion=counts,
         mistakes=viz.report.Mistakes(images, labels, taken, chances),
-        evidence=evidence(run, setup, sets.test.images, labels, chances),
+        evidence=evidence(run, setup, np.asarray(sets.test.images), labels, chances),
         classes=setup.classes,
         graph=run.executor.eval_node_list,
         plan=run.executor.plan(_shapes(run)),

@@ -188,7 +188,7 @@ class Explainer:
         count, _, *extents = images.shape
         size = self.window or tuple(max(extent // 8, 3) for extent in extents)
         windows = [
-            np.s_[i : i + size[0], j : j + size[1]]
+            (slice(i, i + size[0]), slice(j, j + size[1]))
             for i in _starts(extents[0], size[0])
             for j in _starts(extents[1], size[1])
         ]
@@ -198,12 +198,12 @@ class Explainer:
         for k in range(0, len(windows), at_once):
             part = windows[k : k + at_once]
             hidden = np.tile(images, (len(part), 1, 1, 1))
-            for j, window in enumerate(part):
-                hidden[j * count : (j + 1) * count][(..., *window)] = 0
+            for j, (rows, columns) in enumerate(part):
+                hidden[j * count : (j + 1) * count, :, rows, columns] = 0
             left = ask(hidden, np.tile(classes, len(part)))[0].reshape(-1, count)
-            for window, values in zip(part, left):
-                falls[(slice(None), *window)] += (found - values)[:, None, None]
-                met[window] += 1
+            for (rows, columns), values in zip(part, left):
+                falls[:, rows, columns] += (found - values)[:, None, None]
+                met[rows, columns] += 1
         return np.maximum(falls / met, 0)
 
     def _features(self, x: Node, calls: Any) -> Node:

@@ -51,7 +51,7 @@ class _Storage(NamedTuple):
 
     key: str
     kind: _Kind
-    count: int
+    size: int
 
 
 class _Tensor(NamedTuple):
@@ -143,7 +143,7 @@ def _read_archive(what: str, file: IO[bytes]) -> tuple[Any, dict[str, np.ndarray
             storages = {}
             for key, storage in reader.storages.items():
                 info = archive.getinfo(f"{folder}data/{key}")
-                nbytes = storage.count * storage.kind.stored.itemsize
+                nbytes = storage.size * storage.kind.stored.itemsize
                 if info.file_size != nbytes or info.compress_type != zipfile.ZIP_STORED:
                     raise DataError(f"{what} is damaged: {key} has not its {nbytes:,} bytes")
                 storages[key] = np.frombuffer(archive.read(info), storage.kind.stored)
@@ -164,8 +164,8 @@ def _read_stream(what: str, file: IO[bytes]) -> tuple[Any, dict[str, np.ndarray]
     for key in keys:
         storage = reader.storages[key]
         (count,) = struct.unpack("<q", file.read(8))
-        nbytes = storage.count * storage.kind.stored.itemsize
-        content = file.read(nbytes) if count == storage.count else b""
+        nbytes = storage.size * storage.kind.stored.itemsize
+        content = file.read(nbytes) if count == storage.size else b""
         if len(content) != nbytes:
             raise DataError(f"{what} is damaged: it ends within its arrays, fetch it again")
         storages[key] = np.frombuffer(content, storage.kind.stored)

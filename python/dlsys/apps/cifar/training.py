@@ -18,7 +18,7 @@ import numpy as np
 from ... import functional as F
 from ... import nn, optim, train
 from ...autodiff import Node
-from ...data import DeviceLoader, Loader, cifar10_sets
+from ...data import Loader, cifar10_sets
 from ...data.dataset import Dataset, Sets
 from ...data.normalize import normalized
 from ...errors import DataError
@@ -89,9 +89,7 @@ def fitted(
 ) -> nn.ResNetCIFAR:
     """The network trained on sets; its checkpoints are in a folder."""
     model = settings.build_model()
-    data = MovedLoader(
-        sets.train, settings.batch_size, seed=settings.seed, normalize=NORMALIZE
-    )
+    data = MovedLoader(sets.train, settings.batch_size, seed=settings.seed, normalize=NORMALIZE)
     held = Loader(sets.validation, min(_EVALUATED, len(sets.validation)), normalize=NORMALIZE)
     if resume:
         resume_from: Path | None = folder

@@ -27,8 +27,8 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument(
         "--method",
         metavar="NAMES",
-        help="grad_cam, the default, saliency, grad_cam++, integrated_gradients, occlusion, several "
-        "with commas, or all",
+        help="grad_cam, the default, saliency, grad_cam++, integrated_gradients, occlusion, "
+        "several with commas, or all",
     )
     group.add_argument("--layer", metavar="NAME", help="that Grad-CAM weighs; default: the last")
     group.add_argument(

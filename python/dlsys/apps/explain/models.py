@@ -46,7 +46,7 @@ def load(source: Path) -> Classifier:
 
 def _of(what: Path, model: Module) -> Classifier:
     about = model.trained_on
-    shape = () if about is None else about.shape
+    shape: tuple[int, ...] = () if about is None else about.shape
     if about is None or len(shape) != 3 or shape[0] not in (1, 3) or shape[1] != shape[2]:
         raise DataError(
             f"{what} takes no square images of one or three channels, or does not say what it was "

@@ -21,7 +21,7 @@ from ..superres.planes import format_of
 from ..usage import UsageError
 from .losses import Losses, in_planes
 from .painting import Record, paint
-from .pictures import check_free, in_bytes, read, write
+from .pictures import check_free, read, write
 from .training import load
 
 Array = np.ndarray[Any, Any]

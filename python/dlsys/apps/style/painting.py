@@ -59,7 +59,7 @@ def paint(
     loss = losses.total(picture, constant(wanted))
     measured = Executor([loss, *parts], ctx=ctx)
     advance = _advancing(method, picture, loss, ctx)
-    records = []
+    records: list[Record] = []
     for step in _stops(steps):
         if records:
             advance(step - records[-1].step)

@@ -100,7 +100,7 @@ class Patches(NumberedBatches):
         return made, made
 
     def _patch(self, rng: np.random.Generator) -> Array:
-        photo = self._photos[rng.integers(len(self._photos))]
+        photo = self._photos[int(rng.integers(len(self._photos)))]
         row, column = (int(rng.integers(n - self._side + 1)) for n in photo.shape[:2])
         part = photo[row : row + self._side, column : column + self._side]
         return (part[:, ::-1] if rng.integers(2) else part).transpose(2, 0, 1)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ... import functional as F
-from ...arguments.kinds import Int, Number
+from ...arguments.kinds import Int
 from ...arguments.signature import declared
 from ...autodiff import Node
 from ...init import RNG, Rng, generator, he_normal, xavier_uniform
