@@ -10,7 +10,8 @@ grass, gravel or brick, of 80 to 120 of 224 pixels. Both of the images that the 
 Last the correlation of each method's maps of three photos with those after the last layer, and
 after all layers, of it were drawn anew: a map of the image alone would not change (Adebayo et al.,
 2018). Writes explain.json. The exit status is 0 when the peaks of Grad-CAM on the own network lie
-inside or so near in at least 95 %, and no map with all weights drawn anew correlates by more than 0.5.
+inside or so near in at least 95 %, and no map with all weights drawn anew correlates by more than
+0.5.
 """
 
 from __future__ import annotations
