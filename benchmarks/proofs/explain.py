@@ -4,14 +4,14 @@
 
 First on a network of one's own: three convolutions trained for some seconds to tell the digits of
 scikit-learn, 16 pixels large, that lie anywhere in noise of 48 pixels; the share of those in which
-each method's map peaks inside the digit, and inside or half a cell of Grad-CAM's map off. Then on EfficientNet-Lite0 with weights of ImageNet, which
-needs its package: a cup of coffee and a cat's face, cut out of photos of scikit-image, lie on
-grass, gravel or brick, of 80 to 120 of 224 pixels. Both of the images that the network is right on.
-Last the correlation of each method's maps of three photos with those after the last layer, and
-after all layers, of it were drawn anew: a map of the image alone would not change (Adebayo et al.,
-2018). Writes explain.json. The exit status is 0 when the peaks of Grad-CAM on the own network lie
-inside or so near in at least 95 %, and no map with all weights drawn anew correlates by more than
-0.5.
+each method's map peaks inside the digit, and inside or half a cell of Grad-CAM's map off. Then on
+EfficientNet-Lite0 with weights of ImageNet, which needs its package: a cup of coffee and a cat's
+face, cut out of photos of scikit-image, lie on grass, gravel or brick, of 80 to 120 of 224 pixels.
+Both of the images that the network is right on. Last the correlation of each method's maps of three
+photos with those after the last layer, and after all layers, of it were drawn anew: a map of the
+image alone would not change (Adebayo et al., 2018). Writes explain.json. The exit status is 0 when
+the peaks of Grad-CAM on the own network lie inside or so near in at least 95 %, and no map with all
+weights drawn anew correlates by more than 0.5.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ class Report:
     activations; `image` is an input without batch axis that it is shown. confusion: counts
     (classes, classes). mistakes, evidence, points: see there. classes: names of the classes. graph:
     the nodes of a training step; shapes: see `viz.graph_svg`. plan: from `Executor.plan`; its graph
-    is then the one that is drawn. profile: a `profile.Profile`. counters: anything that prints, such
-    as `profile.counters(ctx)`.
+    is then the one that is drawn. profile: a `profile.Profile`. counters: anything that prints,
+    such as `profile.counters(ctx)`.
     """
 
     title: str
