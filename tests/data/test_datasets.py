@@ -9,6 +9,7 @@ import hashlib
 import http.server
 import io
 import os
+import pickle
 import tarfile
 import threading
 import unittest
@@ -20,10 +21,11 @@ import numpy as np
 
 from data.test_data import MNIST_FOLDER, InFolder
 from dlsys import data
-from dlsys.data import cifar, download, mnist
+from dlsys.data import cifar, cifar_pickles, download, mnist
 from dlsys.data import paths as source
 from dlsys.data.dataset import as_dataset
 from dlsys.data.normalize import normalization_of, normalized
+from dlsys.errors import DataError
 
 try:
     from PIL import Image
@@ -186,6 +188,39 @@ class TestCifar(Served):
         (self.remote / cifar.ARCHIVE.file_name).unlink()
         self.check(data.cifar10_sets(self.base))
         self.check(data.cifar10_sets(self.base / cifar.FOLDER))
+
+    def test_the_python_version(self):
+        """As Python 2 wrote it, bytes under keys of bytes; and as Python 3 does, in protocol 2."""
+        folder = self.base / cifar_pickles.FOLDER
+        folder.mkdir(parents=True)
+        names = dict(zip(cifar_pickles.FILES, cifar.FILES))
+        for k, (name, binary) in enumerate(names.items()):
+            records = self.records[binary]
+            batch = {b"labels": records[:, 0].tolist(), b"data": records[:, 1:].copy()}
+            (folder / name).write_bytes(pickle.dumps(batch, 2 + k % 2))
+        self.check(data.cifar10_sets(self.base))
+        self.check(data.cifar10_sets(folder))
+
+    def test_a_pickle_runs_no_code_and_is_checked(self):
+        path = self.folder / "data_batch_1"
+
+        class Ran:
+            def __reduce__(self):
+                return os.mkdir, ("ran",)
+
+        pixels = np.zeros((4, 3072), np.uint8)
+        for batch, said in (
+            ({b"data": Ran(), b"labels": [1]}, "mkdir', which is not run here"),
+            ({b"data": pixels, b"labels": [1, 2, 3]}, "expected 4 images with labels below 10"),
+            ({b"data": pixels, b"labels": [1, 2, 3, 10]}, "expected 4 images"),
+            ({b"data": pixels.astype(np.float32), b"labels": [0] * 4}, "expected rows of uint8"),
+            ({b"labels": [1]}, "no batch of CIFAR-10's Python version"),
+            ([1], "no batch of CIFAR-10's Python version"),
+        ):
+            path.write_bytes(pickle.dumps(batch, 2))
+            with self.assertRaisesRegex(DataError, said):
+                cifar_pickles.read_cifar_pickle(path, (3, 32, 32), 10, 4)
+        self.assertFalse(Path("ran").exists())
 
     def test_an_archive_that_lies_there(self):
         self.base.mkdir()

@@ -22,7 +22,7 @@ from dlsys import nn, optim, profile
 from dlsys.apps.report import Sampled
 from dlsys.errors import DlsysError
 from dlsys.viz import report
-from dlsys.viz.report import Mistakes, Points, Report
+from dlsys.viz.report import Evidence, Mistakes, Points, Report
 
 try:
     from matplotlib.image import imread
@@ -39,6 +39,7 @@ SECTIONS = {
     "activations": "Activations",
     "confusion": "Confusion matrix",
     "mistakes": "Worst mistakes",
+    "evidence": "Evidence",
     "graph": "Graph",
     "memory": "Memory plan",
     "operators": "Operators",
@@ -124,6 +125,9 @@ def full_report() -> Report:
         image=images[0],
         confusion=confusion,
         mistakes=Mistakes(images, truth, predictions, rng.random(20)),
+        evidence=Evidence(
+            rng.integers(0, 255, (2, 8, 8, 4)).astype(np.uint8), ["one\n90%", "two\n8%"], "grad_cam"
+        ),
         graph=[loss, train],
         plan=step.plan(shapes),
         profile=step.recorder,
@@ -152,7 +156,7 @@ class Full(unittest.TestCase):
         self.assertEqual(self.page.faults, [])
         self.assertEqual(len(self.page.ids), len(set(self.page.ids)))
         drawn = svgs(self.text)
-        self.assertEqual(len(drawn), 8)
+        self.assertEqual(len(drawn), 9)
         for svg in drawn:
             ET.fromstring(svg)
 
@@ -190,7 +194,7 @@ class Full(unittest.TestCase):
 
     def test_sections_tell_what_they_show(self):
         leads = re.findall(r"</h2>\n<p>(.*?)</p>", self.text, re.S)
-        self.assertEqual(len(leads), 8)
+        self.assertEqual(len(leads), 9)
 
     def test_pictures_stay_readable_where_there_is_no_room(self):
         least = [float(k) for k in re.findall(r"--least: (\d+)px", self.text)]
@@ -330,7 +334,7 @@ class Browser(unittest.TestCase):
         done = self.open("--dump-dom")
         for heading in SECTIONS.values():
             self.assertIn(f"<h2>{heading}</h2>", done.stdout)
-        self.assertEqual(done.stdout.count("<svg"), 8)
+        self.assertEqual(done.stdout.count("<svg"), 9)
         complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
         self.assertEqual(complaints, [])
 

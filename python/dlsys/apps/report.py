@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import profile, train, viz
+from .. import explain, profile, train, viz
 from ..data.dataset import Sets
 from .setup import Setup
 
@@ -67,6 +67,7 @@ def write_report(
         image=first,
         confusion=counts,
         mistakes=viz.report.Mistakes(images, labels, taken, chances),
+        evidence=evidence(run, setup, np.asarray(sets.test.images), labels, chances),
         classes=setup.classes,
         graph=run.executor.eval_node_list,
         plan=run.executor.plan(_shapes(run)),
@@ -74,6 +75,25 @@ def write_report(
         counters=None if run.ctx is None else profile.counters(run.ctx),
     )
     viz.report.write(path, page)
+
+
+def evidence(
+    run: train.Run, setup: Setup, images: np.ndarray, labels: np.ndarray, chances: np.ndarray
+) -> viz.report.Evidence:
+    """What the answers for the first test images of each class look at, and for as many mistakes,
+    the surest first.
+    """
+    taken = chances.argmax(axis=1)
+    firsts = [int(np.flatnonzero(labels == label)[0]) for label in np.unique(labels)]
+    wrong = np.flatnonzero(taken != labels)
+    surest = wrong[np.argsort(-chances[wrong, taken[wrong]], kind="stable")]
+    shown = np.array([*firsts, *surest[: len(firsts)].tolist()])
+    method = "grad_cam" if setup.model in ("cnn", "resnet") else "saliency"
+    found = explain.Explainer(run.model, method, ctx=run.ctx)(images[shown])
+    pictures = np.stack([explain.overlay(images[k], m, 4) for k, m in zip(shown, found.maps)])
+    names = [f"{setup.classes[label]}\n{chances[k, label]:.0%}"
+             for k, label in zip(shown, found.classes)]  # fmt: skip
+    return viz.report.Evidence(pictures, names, method)
 
 
 def _shapes(run: train.Run) -> dict[Any, tuple[int, ...]]:

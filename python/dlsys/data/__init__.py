@@ -12,6 +12,7 @@ from .dataset import Dataset, Sets, Split
 from .description import DataDescription
 from .folder import image_files, image_folder
 from .idx import read_idx, write_idx
+from .imagenet import imagenet_classes
 from .loader import Loader
 from .mnist import (
     Mnist,

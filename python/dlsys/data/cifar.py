@@ -1,4 +1,5 @@
-"""CIFAR-10 in its binary form: records of a label and 3 × 32 × 32 pixels, a byte each.
+"""CIFAR-10 in its binary form: records of a label and 3 × 32 × 32 pixels, a byte each; a folder in
+the Python form is read too, see `cifar_pickles`.
 
 The set is Krizhevsky's, "Learning multiple layers of features from tiny images" (2009).
 """
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DataError
+from . import cifar_pickles
 from .dataset import Dataset, Sets, Split
 from .paths import check_md5, default_folder, one_at_a_time
 
@@ -48,13 +50,17 @@ ARCHIVE = Archive("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530")
 def cifar10_sets(data_dir: str | os.PathLike[str] | None = None) -> Sets:
     """CIFAR-10 as uint8 images (n, 3, 32, 32): 45,000 to train, 5,000 to validate, 10,000 to test.
 
-    The files are taken from `data_dir` or its folder cifar-10-batches-bin; where they are missing,
-    from the archive that lies there or is downloaded. Raises DataError for files that are missing
+    The files are taken from `data_dir` or its folder cifar-10-batches-bin, or those of the Python
+    version from its folder cifar-10-batches-py; where both are missing, from the archive that lies
+    there or is downloaded. Raises DataError for files that are missing
     and cannot be downloaded, or are not CIFAR-10's.
     """
     base = default_folder("cifar10") if data_dir is None else Path(data_dir)
-    folder = _find(base) or _unpacked(base)
-    parts = [read_cifar(folder / name, N_RECORDS) for name in FILES]
+    folder = _find(base)
+    parts = _pickled(base) if folder is None else None
+    if parts is None:
+        folder = folder or _unpacked(base)
+        parts = [read_cifar(folder / name, N_RECORDS) for name in FILES]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts[:-1]))
     known = Dataset(images, labels, CLASSES)
     train, validation = known.subset(slice(N_TRAIN)), known.subset(slice(N_TRAIN, None))
@@ -90,6 +96,16 @@ def _find(base: Path) -> Path | None:
     for folder in (base / FOLDER, base):
         if all((folder / name).is_file() for name in FILES):
             return folder
+    return None
+
+
+def _pickled(base: Path) -> list[Split] | None:
+    """The batches of the Python version, None where it is not there."""
+    for folder in (base / cifar_pickles.FOLDER, base):
+        paths = [folder / name for name in cifar_pickles.FILES]
+        if all(path.is_file() for path in paths):
+            read = cifar_pickles.read_cifar_pickle
+            return [read(path, SAMPLE, len(CLASSES), N_RECORDS) for path in paths]
     return None
 
 

@@ -7,7 +7,19 @@
 A map says where the evidence lies that the model uses, not whether it is right to use it.
 """
 
-from .explainer import METHODS, Explainer, Explanation, grad_cam, saliency
+from .explainer import (
+    METHODS,
+    Explainer,
+    Explanation,
+    grad_cam,
+    grad_cam_plus_plus,
+    integrated_gradients,
+    occlusion,
+    saliency,
+)
 from .overlay import overlay
 
-__all__ = ["METHODS", "Explainer", "Explanation", "grad_cam", "overlay", "saliency"]
+__all__ = [
+    "METHODS", "Explainer", "Explanation", "grad_cam", "grad_cam_plus_plus", "integrated_gradients",
+    "occlusion", "overlay", "saliency",
+]  # fmt: skip

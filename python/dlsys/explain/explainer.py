@@ -1,7 +1,8 @@
-"""Maps of evidence as functions of the graph: Grad-CAM and saliency."""
+"""Maps of evidence as functions of the graph: of gradients, and of what hiding a part changes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,9 @@ from ..graph.node import find_topo_sort
 from ..nn import Module
 from ..ops.leaf import home_of
 
-METHODS = ("grad_cam", "saliency")
+METHODS = ("grad_cam", "saliency", "grad_cam++", "integrated_gradients", "occlusion")
+Ask = Callable[[np.ndarray, np.ndarray], Any]
+_ROWS = 32  # images that occlusion shows the model at once, at least one of each sample
 
 
 class Explanation(NamedTuple):
@@ -33,15 +36,24 @@ class Explainer:
     """A model with the program that explains it: call it with images (n, C, H, W).
 
     model: a classifier, whose output is logits (n, classes). It is used in inference mode, with the
-    weights that it has at each call. method: "grad_cam", by default, or "saliency". layer: the name
-    of the layer whose output Grad-CAM weighs; by default the last images of more than one pixel in
-    the graph, before a pooling if they come from one: in LeNet5 the second ReLU's. ctx: where it
-    runs, by default where the model's Parameters are.
+    weights that it has at each call. method: one of METHODS, "grad_cam" by default. layer: the name
+    of the layer whose output Grad-CAM and Grad-CAM++ weigh; by default the last images of more than
+    one pixel in the graph, before a pooling if they come from one: in LeNet5 the second ReLU's.
+    ctx: where it runs, by default where the model's Parameters are. steps: of integrated gradients.
+    window: pixels (height, width) that occlusion hides at once, by default an eighth of the image,
+    at least 3; it moves by half of it.
 
     Grad-CAM (Selvaraju et al., 2017) is relu(Σ_c w_c A_c), where A are the channels of that layer,
-    and w_c is the mean over all positions of ∂ logit / ∂ A_c; it is resized to the image.
-    Saliency (Simonyan et al., 2014) is |∂ logit / ∂ x|, the largest of the channels of the image x;
-    it needs no layer, so that it explains a network without convolutions too.
+    and w_c is the mean over all positions of g = ∂ logit / ∂ A_c; it is resized to the image.
+    Grad-CAM++ (Chattopadhyay et al., 2018) takes w_c = Σ α relu(g) with
+    α = g² / (2 g² + g³ Σ A_c), so that a thing counts wherever it is, however small.
+    Saliency (Simonyan et al., 2014) is |∂ logit / ∂ x|, the largest of the channels of the image x.
+    Integrated gradients (Sundararajan et al., 2017) are x times the mean of ∂ logit / ∂ x on the
+    way from an image of 0, in the values that the model takes, to x: of `steps` points in the
+    middles of as many parts; the map is the size of their sum over channels. Occlusion (Zeiler and
+    Fergus, 2014) is how much the logit falls when a window is 0, the mean over the windows
+    that a pixel lies in, where that is above 0. The last three need no layer, so that they explain
+    a network without convolutions too.
 
     >>> explainer = explain.Explainer(nn.LeNet5(seed=0))
     >>> explainer(np.ones((2, 1, 28, 28), np.float32)).maps.shape
@@ -51,13 +63,22 @@ class Explainer:
     __repr__ = described
 
     def __init__(
-        self, model: Module, method: str = "grad_cam", layer: str | None = None, ctx: Any = None
+        self,
+        model: Module,
+        method: str = "grad_cam",
+        layer: str | None = None,
+        ctx: Any = None,
+        *,
+        steps: int = 32,
+        window: tuple[int, int] | None = None,
     ) -> None:
         if method not in METHODS:
             raise GraphError(
                 f"Explainer: method {quoted(method)}, expected one of {', '.join(METHODS)}"
             )
-        self.method, self.layer = method, layer
+        if steps < 1 or (window is not None and min(window) < 1):
+            raise GraphError(f"Explainer: expected steps and window >= 1, got {steps} and {window}")
+        self.method, self.layer, self.steps, self.window = method, layer, steps, window
         self._model, self._ctx = model, ctx
         self._programs: dict[tuple[int, ...], tuple[Executor, Node, Node]] = {}
 
@@ -72,10 +93,19 @@ class Explainer:
         images = self._prepared(np.asarray(samples))
         executor, x, wanted = self._program(images.shape[1:])
         indices = self._indices(classes, len(images), executor.eval_node_list[2].shape)
-        maps, predicted, probabilities = executor.run({x: images, wanted: indices}, True)
+
+        def ask(images: np.ndarray, indices: np.ndarray) -> Any:
+            return executor.run({x: images, wanted: indices}, True)
+
+        maps, predicted, probabilities = ask(images, indices)  # of occlusion: the logits
+        chosen = np.where(indices < 0, predicted, indices)
+        if self.method == "integrated_gradients":
+            maps = np.abs(self.integrated(ask, images, chosen).sum(axis=1))
+        elif self.method == "occlusion":
+            maps = self._occluded(ask, images, chosen, maps)
         highest = maps.max(axis=(1, 2), keepdims=True)
         maps = np.divide(maps, highest, out=np.zeros_like(maps), where=highest > 0)
-        return Explanation(maps, np.where(indices < 0, predicted, indices), probabilities)
+        return Explanation(maps, chosen, probabilities)
 
     def _prepared(self, samples: np.ndarray) -> np.ndarray:
         if samples.ndim != 4 or 0 in samples.shape:
@@ -107,22 +137,74 @@ class Explainer:
                 raise GraphError("Explainer: expected a model whose output is logits (n, classes)")
             predicted = F.argmax(logits, axis=1)
             chosen = F.where(wanted < 0, predicted, wanted)
-            score = F.sum(logits * F.one_hot(chosen, logits.shape[1]))
-            evidence = self._evidence(x, calls, score)
+            mark = F.one_hot(chosen, logits.shape[1])
+            if self.method == "occlusion":
+                evidence = F.sum(logits * mark, axis=1)
+            else:
+                evidence = self._evidence(x, calls, F.sum(logits * mark))
             ctx = home_of(self._model) if self._ctx is None else self._ctx
             fetches = [evidence, predicted, F.softmax(logits, axis=1)]
             self._programs[shape] = Executor(fetches, ctx), x, wanted
         return self._programs[shape]
 
     def _evidence(self, x: Node, calls: Any, score: Node) -> Node:
-        """The map (n, H, W) before it is scaled to 1."""
+        """The map (n, H, W) before it is scaled to 1; of integrated gradients the gradient."""
         if self.method == "saliency":
             return F.max(F.abs(gradients(score, [x])[0]), axis=1)
+        if self.method == "integrated_gradients":
+            return gradients(score, [x])[0]
         features = self._features(x, calls)
-        weights = F.mean(gradients(score, [features])[0], axis=(2, 3), keepdims=True)
+        (slope,) = gradients(score, [features])
+        weights = self._channel_weights(slope, features)
         found = F.relu(F.sum(weights * features, axis=1, keepdims=True))
         found = F.resize(found, size=x.shape[2:], mode="bilinear")
         return F.squeeze(found, 1)
+
+    def _channel_weights(self, slope: Node, features: Node) -> Node:
+        """How much each channel of a layer counts, (n, C, 1, 1)."""
+        if self.method == "grad_cam":
+            return F.mean(slope, axis=(2, 3), keepdims=True)
+        square = slope * slope
+        total = F.sum(features, axis=(2, 3), keepdims=True)
+        below = 2.0 * square + square * slope * total
+        alpha = F.where(below != 0.0, square / F.where(below != 0.0, below, 1.0), 0.0)
+        return F.sum(alpha * F.relu(slope), axis=(2, 3), keepdims=True)
+
+    # ---- methods that ask the model several times ----
+    def integrated(self, ask: Ask, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        """The share (n, C, H, W) of each value of prepared images in the logit of a class, less
+        that of an image of 0: the shares' sum is that difference, nearly.
+        """
+        total = np.zeros_like(images)
+        for k in range(self.steps):
+            part = np.float32((k + 0.5) / self.steps)
+            total += ask(images * part, classes)[0]
+        return images * total / np.float32(self.steps)
+
+    def _occluded(
+        self, ask: Ask, images: np.ndarray, classes: np.ndarray, found: np.ndarray
+    ) -> np.ndarray:
+        """The mean fall of the logits `found` over the windows that a pixel lies in."""
+        count, _, *extents = images.shape
+        size = self.window or tuple(max(extent // 8, 3) for extent in extents)
+        windows = [
+            (slice(i, i + size[0]), slice(j, j + size[1]))
+            for i in _starts(extents[0], size[0])
+            for j in _starts(extents[1], size[1])
+        ]
+        falls = np.zeros((count, *extents), np.float32)
+        met = np.zeros(extents, np.float32)
+        at_once = max(_ROWS // count, 1)
+        for k in range(0, len(windows), at_once):
+            part = windows[k : k + at_once]
+            hidden = np.tile(images, (len(part), 1, 1, 1))
+            for j, (rows, columns) in enumerate(part):
+                hidden[j * count : (j + 1) * count, :, rows, columns] = 0
+            left = ask(hidden, np.tile(classes, len(part)))[0].reshape(-1, count)
+            for (rows, columns), values in zip(part, left):
+                falls[:, rows, columns] += (found - values)[:, None, None]
+                met[rows, columns] += 1
+        return np.maximum(falls / met, 0)
 
     def _features(self, x: Node, calls: Any) -> Node:
         """The output of the layer that Grad-CAM weighs."""
@@ -147,6 +229,12 @@ class Explainer:
         while (before := _unpooled(last)) is not None:
             last = before
         return last
+
+
+def _starts(extent: int, size: int) -> list[int]:
+    """Where windows begin that move by half of their size and meet each pixel."""
+    last = max(extent - size, 0)
+    return [*range(0, last, max(size // 2, 1)), last]
 
 
 def _unpooled(node: Node) -> Node | None:
@@ -193,3 +281,50 @@ def saliency(model: Module, samples: Any, classes: Any = None, ctx: Any = None) 
     np.float32(1.0)
     """
     return Explainer(model, "saliency", None, ctx)(samples, classes)
+
+
+def grad_cam_plus_plus(
+    model: Module, samples: Any, classes: Any = None, layer: str | None = None, ctx: Any = None
+) -> Explanation:
+    """The Grad-CAM++ of images, see `Explainer`, of which one is made for this call.
+
+    model, samples, classes, layer, ctx: as there. ShapeError and GraphError as there.
+
+    >>> images = np.ones((1, 1, 28, 28), np.float32)
+    >>> explain.grad_cam_plus_plus(nn.LeNet5(seed=0), images).maps.shape
+    (1, 28, 28)
+    """
+    return Explainer(model, "grad_cam++", layer, ctx)(samples, classes)
+
+
+def integrated_gradients(
+    model: Module, samples: Any, classes: Any = None, ctx: Any = None, *, steps: int = 32
+) -> Explanation:
+    """The integrated gradients of images, see `Explainer`, of which one is made for this call.
+
+    model, samples, classes, ctx, steps: as there. ShapeError and GraphError as there.
+
+    >>> model = nn.MLP((784, 10), seed=0)
+    >>> explain.integrated_gradients(model, np.ones((1, 1, 28, 28), np.float32)).maps.max()
+    np.float32(1.0)
+    """
+    return Explainer(model, "integrated_gradients", None, ctx, steps=steps)(samples, classes)
+
+
+def occlusion(
+    model: Module,
+    samples: Any,
+    classes: Any = None,
+    ctx: Any = None,
+    *,
+    window: tuple[int, int] | None = None,
+) -> Explanation:
+    """The occlusion of images, see `Explainer`, of which one is made for this call.
+
+    model, samples, classes, ctx, window: as there. ShapeError and GraphError as there.
+
+    >>> images = np.ones((1, 1, 28, 28), np.float32)
+    >>> explain.occlusion(nn.LeNet5(seed=0), images, window=(7, 7)).maps.shape
+    (1, 28, 28)
+    """
+    return Explainer(model, "occlusion", None, ctx, window=window)(samples, classes)

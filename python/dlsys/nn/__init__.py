@@ -33,12 +33,15 @@ from .container import Residual, Sequential
 from .images import Identity, PixelShuffle, PixelUnshuffle, Unflatten, Upsample
 from .interop import load_torch_state_dict, to_torch_state_dict
 from .layers import Conv2d, ConvTranspose2d, Embedding, Flatten, Linear, Reshape
+from .models.cifar import ResNetCIFAR
 from .models.decoding import Decoder, Sampling
 from .models.dense import MLP, LogisticRegression
+from .models.efficientnet import EfficientNetLite
 from .models.gpt import GPT, GPTConfig, decay_groups
 from .models.mnist import LeNet5, ResNetMNIST
 from .models.perceptron import Perceptron
 from .models.resnet import BasicBlock, Bottleneck, ResNet, ResNet18, ResNet50
+from .models.style import StyleNet
 from .models.superres import ESPCN, SRCNN
 from .models.vit import VisionTransformer
 from .module import Differences, HookHandle, Module

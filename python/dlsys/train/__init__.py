@@ -19,5 +19,6 @@ from .metrics import (
     accuracy,
 )
 from .models import load_model, save
-from .pretrained import load_gpt2
+from .pretrained import load_efficientnet_lite, load_gpt2
 from .report import JsonLog, Progress, TensorBoard
+from .torch_files import read_torch_file

@@ -110,7 +110,7 @@ def mistakes(
     pairs = [(names[truth[k]], names[taken[k]]) for k in worst]
     between = " → " if max(len(a) + len(b) for a, b in pairs) < _NAME else "\n→ "
     captions = [f"{a}{between}{b}\n{sure[k]:.0%}" for k, (a, b) in zip(worst, pairs)]
-    return _captioned(tiles, captions, f"{head}: label → prediction")
+    return captioned(tiles, captions, f"{head}: label → prediction")
 
 
 def as_image(values: Any) -> np.ndarray:
@@ -271,7 +271,8 @@ def _mosaic_figure(tiles: np.ndarray, title: str, **colors: Any) -> Figure:
     return figure
 
 
-def _captioned(tiles: np.ndarray, captions: Sequence[str], title: str) -> Figure:
+def captioned(tiles: np.ndarray, captions: Sequence[str], title: str) -> Figure:
+    """Tiles (n, h, w) or in color in rows of ten, each under its caption."""
     columns = min(len(tiles), 10)
     rows = -(-len(tiles) // columns)
     high = min(max(tiles.shape[1] / tiles.shape[2], 0.3), 3.0)

@@ -29,7 +29,7 @@ from .classification import confusion_matrix, decision_boundary
 from .curves import curves
 from .figure import svg_of
 from .graph.drawing import graph_svg
-from .images import filters, image_inputs, mistakes
+from .images import captioned, filters, image_inputs, mistakes
 from .layers import layer_activations
 from .memory import memory_plan
 from .page import Section
@@ -49,6 +49,9 @@ _OF_CONFUSION = """\
 How often each class (row) was taken for each (column). Green is right; the stronger the orange, the
 more frequent the mistake."""
 _OF_MISTAKES = "Wrong answers, those first that were given with the highest probability."
+_OF_EVIDENCE = """\
+Where the pixels lie that speak for each answer: Grad-CAM for networks with convolutions, else the
+sizes of the gradients of pixels. Yellow is the strongest."""
 _OF_GRAPH = """\
 From top to bottom: what is fed and kept, the layers up to the loss, backward through their
 gradients, the updates. A pointer over a box shows its node and the line that made it."""
@@ -72,6 +75,16 @@ class Mistakes:
 
 
 @dataclass(repr=False)
+class Evidence:
+    """Pictures (n, h, w, 4) uint8 of `explain.overlay`, a caption for each, and the method."""
+
+    pictures: Any
+    captions: Sequence[str]
+    method: str
+    __repr__ = described
+
+
+@dataclass(repr=False)
 class Points:
     """Points of the plane (n, 2) and their labels, for a model that classifies them."""
 
@@ -90,10 +103,10 @@ class Report:
     environment: where; the default asks this process. history: one record an epoch, and `fine`
     within epochs, see `viz.curves`. model: an `nn.Module`, for its summary, filters and
     activations; `image` is an input without batch axis that it is shown. confusion: counts
-    (classes, classes). mistakes, points: see there. classes: names of the classes. graph: the nodes
-    of a training step; shapes: see `viz.graph_svg`. plan: from `Executor.plan`; its graph is then
-    the one that is drawn. profile: a `profile.Profile`. counters: anything that prints, such as
-    `profile.counters(ctx)`.
+    (classes, classes). mistakes, evidence, points: see there. classes: names of the classes. graph:
+    the nodes of a training step; shapes: see `viz.graph_svg`. plan: from `Executor.plan`; its graph
+    is then the one that is drawn. profile: a `profile.Profile`. counters: anything that prints,
+    such as `profile.counters(ctx)`.
     """
 
     title: str
@@ -107,6 +120,7 @@ class Report:
     image: Any = None
     confusion: Any = None
     mistakes: Mistakes | None = None
+    evidence: Evidence | None = None
     points: Points | None = None
     classes: Sequence[str] | None = None
     graph: Sequence[Node] | None = None
@@ -165,6 +179,7 @@ def _sections(report: Report) -> Iterator[Section]:
         ("Activations", "model image", _activations, _OF_ACTIVATIONS),
         ("Confusion matrix", "confusion", _confusion, _OF_CONFUSION),
         ("Worst mistakes", "mistakes", _mistakes, _OF_MISTAKES),
+        ("Evidence", "evidence", _evidence, _OF_EVIDENCE),
         ("Decision boundary", "points model", _boundary, ""),
         ("Graph", "", _graph, _OF_GRAPH),
         ("Memory plan", "plan", _memory, _OF_MEMORY),
@@ -220,6 +235,12 @@ def _mistakes(report: Report) -> str:
         given.images, given.labels, given.predictions, given.probabilities, classes=report.classes
     )
     return page.picture(svg_of(figure, "mistakes"))
+
+
+def _evidence(report: Report) -> str:
+    given: Any = report.evidence
+    figure = captioned(np.asarray(given.pictures), given.captions, given.method)
+    return page.picture(svg_of(figure, "evidence"))
 
 
 def _boundary(report: Report) -> str:
