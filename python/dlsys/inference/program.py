@@ -13,6 +13,7 @@ from ..autodiff import Executor, Node, Variable
 from ..describe import described
 from ..eager.tensor import Tensor
 from ..errors import GraphError, ShapeError
+from ..executor.on_host import run_on_host
 from ..nn import Module
 from .fold import folded
 from .form import inference_form
@@ -132,7 +133,7 @@ class _Entry:
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs."""
         feeds = {x: array for x, array in zip(self._inputs, arrays) if x in self._used}
-        return self._executor.run(feeds, convert_to_numpy_ret_vals=True)
+        return run_on_host(self._executor, feeds)
 
     def save(self, arrays: Sequence[np.ndarray], folder: Path) -> None:
         """Writes the plan for a batch of these shapes."""

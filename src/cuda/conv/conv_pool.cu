@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
+#include "cuda/conv/conv_pool_few.cuh"
 #include "cuda/runtime/widened.cuh"
 
 namespace dlsys {
@@ -59,23 +60,6 @@ __device__ __forceinline__ void LoadMirrored(const Task& t, const float* f, int 
     }
 }
 
-// Max of a window and its position; with relu, 0 replaces what is below it.
-template <int kCount>
-__device__ __forceinline__ void Pool(const float (&values)[kCount], float bias, bool relu,
-                                     float* largest, uint8_t* code) {
-  float best = values[0] + bias;
-  int position = 0;
-#pragma unroll
-  for (int k = 1; k < kCount; k++) {
-    const float value = values[k] + bias;
-    const bool larger = !(value <= best) && best == best;  // NaN is larger than every other value
-    best = larger ? value : best;
-    position = larger ? k : position;
-  }
-  *largest = relu && best < 0.f ? 0.f : best;
-  *code = relu && !(best > 0.f) ? kCut : (uint8_t)position;
-}
-
 template <int kKernelW, int kSide, int kOutputs>
 __global__ void __launch_bounds__(kThreads)
     ConvPoolKernel(const Task t, const float* x, const float* f, const float* bias, float* y,
@@ -103,7 +87,7 @@ __global__ void __launch_bounds__(kThreads)
         const int output = group * kOutputs + o;
         if (output >= t.outputs) break;
         const int64_t at = ((first + image) * t.outputs + output) * patches + patch;
-        Pool(sum[o], bias ? bias[output] : 0.f, t.relu, y + at, code + at);
+        PoolWindow(sum[o], bias ? bias[output] : 0.f, t.relu, y + at, code + at);
       }
     }
   }
@@ -307,6 +291,47 @@ bool ForwardFits(Task* t, int side, int option) {
   return t->Shared() <= kMaxSharedFloats;
 }
 
+// ---- a few images ----
+
+constexpr int kFewOnEach = 2;  // outputs of images on a multiprocessor, up to which they are few
+
+// The task of a block that makes one output, false where images are many or do not fit.
+bool FewImagesFit(const Task& whole, int side, int multiprocessors, FewImages* few) {
+  Task t = whole;
+  const int windows = t.down * t.across;
+  if ((int64_t)t.images * t.outputs > kFewOnEach * multiprocessors || windows > kThreads)
+    return false;
+  t.groups = 1;
+  LayOutShared(&t, side, 0);
+  const int slices = std::max(1, std::min(kThreads / windows, t.channels));
+  const int of_slice = (int)CeilDiv(t.channels, slices);
+  *few = {t.channels, t.outputs, t.h,
+          t.w,        t.top,     t.left,
+          t.kh,       t.kw,      t.down,
+          t.across,   (int)CeilDiv(t.channels, of_slice),
+          of_slice,   (int)RoundUp(t.channels * t.kh * t.kw, 4),
+          t.frame,    t.relu,    false};
+  return true;
+}
+
+int64_t FewShared(const FewImages& t, int side) {
+  const int64_t channels = (int64_t)t.channels * t.frame.channel_pitch + kSlack;
+  const int64_t sums = t.slices > 1 ? (int64_t)t.slices * t.Windows() * side * side : 0;
+  return t.filter_numel + std::max(channels, sums);
+}
+
+template <int kKernelW, int kSide>
+void LaunchFew(const char* op, const FewImages& t, unsigned images, int device, DLStream stream,
+               const float* x, const float* f, const float* bias, float* y, uint8_t* code) {
+  const unsigned threads = (unsigned)RoundUp(t.Windows() * t.slices, 32);
+  LaunchClusters(op, ConvPoolFewKernel<kKernelW, kSide>, images * t.outputs, 1, threads,
+                 FewShared(t, kSide) * sizeof(float), ComputeMajor(device) >= 9, stream, t, x, f,
+                 bias, y, code);
+}
+using FewLauncher = decltype(&LaunchFew<3, 2>);
+constexpr FewLauncher kFew[2][3] = {{LaunchFew<3, 2>, LaunchFew<5, 2>, LaunchFew<7, 2>},
+                                    {LaunchFew<3, 3>, LaunchFew<5, 3>, LaunchFew<7, 3>}};
+
 bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLArray* y,
                     DLArray* code, Struct<HW> pad, int64_t window, int64_t) {
   const ConvPool p = CheckedConvPool("conv2d_pool", x, f, y, code, *pad, window);
@@ -333,6 +358,13 @@ void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLA
   t.relu = relu != 0;
   const int side = (int)window, patches = t.down * t.across, device = y->ctx.device_id;
   const int multiprocessors = Multiprocessors(device);
+  FewImages few;
+  if (FewImagesFit(t, side, multiprocessors, &few) && FewShared(few, side) <= kMaxSharedFloats) {
+    few.filters_ready = InputsAreReady(1, 1);
+    return kFew[side - 2][KernelWidthIndex(t.kw)](op, few, (unsigned)t.images, device, stream,
+                                                  In(op, x), In(op, f), add, Out(op, y),
+                                                  Codes(op, code));
+  }
   const int option = LeastCost([&](int k) {
     if (!ForwardFits(&t, side, k)) return kImpossible;
     return CostOf((double)t.images * patches * t.groups,

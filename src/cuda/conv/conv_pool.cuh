@@ -39,6 +39,11 @@ struct Vectors {
   }
 };
 
+template <>
+struct Vectors<1> {
+  static __device__ __forceinline__ void Read(const float* from, float (&to)[1]) { to[0] = *from; }
+};
+
 constexpr int kOutputsPerThread[] = {2, 4, 6};
 
 inline int PitchOf(int option, int64_t groups) {
@@ -117,6 +122,23 @@ __device__ __forceinline__ void Correlate(const float* x, int channels, const Fr
       }
     }
   }
+}
+
+// Max of a window and its position; with relu, 0 replaces what is below it.
+template <int kCount>
+__device__ __forceinline__ void PoolWindow(const float (&values)[kCount], float bias, bool relu,
+                                           float* largest, uint8_t* code) {
+  float best = values[0] + bias;
+  int position = 0;
+#pragma unroll
+  for (int k = 1; k < kCount; k++) {
+    const float value = values[k] + bias;
+    const bool larger = !(value <= best) && best == best;  // NaN is larger than every other value
+    best = larger ? value : best;
+    position = larger ? k : position;
+  }
+  *largest = relu && best < 0.f ? 0.f : best;
+  *code = relu && !(best > 0.f) ? kCut : (uint8_t)position;
 }
 
 // Cost model: `instructions` per thread; more warps per scheduler hide more latency.
