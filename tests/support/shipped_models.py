@@ -180,3 +180,60 @@ MODELS: dict[str, Shipped] = {
     "magika/models/standard_v3_3/model.onnx": Shipped(_bytes),
     "silero_vad/data/silero_vad.onnx": Shipped(_sound, {"state": 1}),
 }
+
+
+class Step(NamedTuple):
+    """One step of training.
+
+    trained: the weights that it changes, of `weights`. ratio: the slope of the loss along its
+    gradient by differences, to the gradient's norm. fall: by how much the loss fell.
+    """
+
+    trained: int
+    weights: int
+    ratio: float
+    fall: float
+
+
+def tuned(path: Path, feeds: Feeds, ctx: Any) -> Step:
+    """A step of gradient descent on a loss that weighs the outputs at random, so long that the loss
+    should fall by a part in 1,000.
+    """
+    from dlsys import no_grad
+    from dlsys.eager.tensor import Tensor
+    from dlsys.onnx.importer import load
+
+    model, device = load(path), "numpy" if ctx is None else ctx
+    for _, state in model.named_state():
+        state.to(ctx)
+    draw = np.random.default_rng(0)
+    signs: dict[int, np.ndarray] = {}
+
+    def loss() -> Any:
+        given = [feeds[v.name] for v in model.inputs]
+        floats = [Tensor(x, device) if x.dtype == np.float32 else x for x in given]
+        made = model(*floats)
+        terms = []
+        for k, y in enumerate(made if isinstance(made, tuple) else (made,)):
+            if isinstance(y, Tensor) and y.dtype == np.float32:
+                weights = signs.setdefault(k, draw.standard_normal(y.shape).astype(np.float32))
+                terms.append((y * Tensor(weights, device)).mean())
+        return sum(terms[1:], terms[0])
+
+    first = loss()
+    first.backward()
+    value = float(first.numpy())
+    parameters = [p for p in model.parameters() if p.trainable]
+    slopes = {p: p.grad.numpy() for p in parameters if p.grad is not None}
+    norm = float(np.sqrt(sum(np.square(g.astype(np.float64)).sum() for g in slopes.values())))
+    begin = {p: p.asnumpy().copy() for p in slopes}
+    length = 1e-3 * abs(value) / norm
+
+    def at(distance: float) -> float:
+        for p, g in slopes.items():
+            p.set((begin[p] + distance / norm * g).astype(begin[p].dtype))
+        with no_grad():
+            return float(loss().numpy())
+
+    before, after = at(-length), at(length)
+    return Step(len(slopes), len(parameters), (after - before) / (2 * length * norm), value - before)
