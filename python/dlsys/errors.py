@@ -113,6 +113,7 @@ PACKAGES = {
     "skimage": "scikit-image", "sklearn": "scikit-learn",
     "fastapi": "fastapi", "uvicorn": "uvicorn", "grpc": "grpcio", "google.protobuf": "protobuf",
     "python_multipart": "python-multipart",
+    "tensorrt_rtx": "tensorrt-rtx", "tensorrt": "tensorrt",
 }  # fmt: skip
 
 

