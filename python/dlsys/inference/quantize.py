@@ -30,6 +30,7 @@ from ..ops.elementwise import add_op
 from ..ops.matmul import batched_matmul_op, matmul_op
 from ..ops.movement import expand_dims_op, flatten_op, squeeze_op
 from ..ops.quantize import dequantize_op, quantize_op
+from ..ops.reduce import sum_op
 from .calibrate import METHODS
 from .fold import folded
 from .form import inference_form
@@ -181,9 +182,9 @@ class _Plan:
             pool = x.op.projection and before is not None and before.op is max_pool_op
             if pool and before is not None and x.attrs["index"] == 0:
                 x = before.inputs[0]
-            elif before is not None and (x.op.movement or x.op.view or x.op in _VIEWS) and (
-                len(x.inputs) == 1 and not x.op.projection
-            ):  # fmt: skip
+            elif before is not None and (
+                x.op.movement or x.op.view or x.op in _VIEWS or _drops_axes(x)
+            ) and len(x.inputs) == 1 and not x.op.projection:  # fmt: skip
                 x = before
             else:
                 return x
@@ -194,6 +195,15 @@ class _Plan:
         shapes = {x.shape for x in node.inputs}
         alike = len(shapes) == 1 and None not in shapes
         return alike and any(x in self.products and x.op in _CONVOLUTIONS for x in sources)
+
+
+def _drops_axes(x: Node) -> bool:
+    """True for a sum over extents of 1, behind a pooling of whole images."""
+    if x.op is not sum_op or x.inputs[0].shape is None:
+        return False
+    shape, axis = x.inputs[0].shape, x.attrs["axis"]
+    axes = range(len(shape)) if axis is None else [axis] if isinstance(axis, int) else axis
+    return all(shape[a] == 1 for a in axes)
 
 
 def _is_product(node: Node) -> bool:
