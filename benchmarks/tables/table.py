@@ -1,5 +1,5 @@
-"""Writes the tables of docs/performance.md, reliability.md and scale.md, and the README's figures,
-from the JSON in results/.
+"""Writes the tables of docs/performance.md, reliability.md, scale.md, inference.md and onnx.md, and
+the README's figures, from the JSON in results/.
 
     python benchmarks table [--results FOLDER]
 
@@ -20,6 +20,7 @@ from tables import (
     eager,
     gemm_ladder,
     gpu,
+    inference,
     language,
     large,
     losses,
@@ -33,7 +34,7 @@ from tables.gpu import Results, rows, source
 HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parent
 FILES = (
-    *(ROOT / "docs" / name for name in ("performance.md", "reliability.md", "scale.md")),
+    *(ROOT / "docs" / name for name in ("performance.md", "reliability.md", "scale.md", "inference.md", "onnx.md")),
     *(ROOT / "docs" / "learn" / name for name in ("gemm.md", "conv.md", "attention.md")),
     ROOT / "README.md",
 )
@@ -242,6 +243,9 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "attacks": reliability.attacks,
     "sanitizers": reliability.sanitizers,
     "soak": reliability.soak,
+    "inference cpu": inference.on_cpu,
+    "inference gpu": inference.on_gpu,
+    "shipped models": inference.shipped,
 }
 
 

@@ -24,7 +24,7 @@ def picture(file: str | Path, limit: int = 240) -> str:
 
     A box has a node's operator, its attributes, the shapes of its weights, and the shape of its
     result as far as ONNX's shape inference knows it; a pointer over it shows the names. Weights are
-    no boxes of their own. More than `limit` nodes are drawn in about 60 pieces, with a note. Graphs
+    no boxes of their own. More than `limit` nodes are drawn in up to 60 pieces, with a note. Graphs
     inside of branches and loops are not drawn; their boxes say how many nodes they have.
 
     file: its path. DataError for a file that cannot be read.
@@ -53,7 +53,7 @@ class _Picture:
     def boxes(self, limit: int) -> tuple[list[Box], list[Edge]]:
         """The boxes, and the edges between them."""
         nodes = list(self._graph.node)
-        size = 1 if len(nodes) <= limit else -(-len(nodes) // _PIECES)
+        size = 1 if len(nodes) <= limit else -(-len(nodes) // min(_PIECES, limit))
         runs = [nodes[k : k + size] for k in range(0, len(nodes), size)]
         boxes = [self._feed(v) for v in self._inputs]
         made = {v.name: k for k, v in enumerate(self._inputs)}
