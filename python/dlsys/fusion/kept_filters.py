@@ -22,7 +22,6 @@ from ..ops.conv.convolution import convolution_bias_op, convolution_op
 from ..ops.elementwise import add_op, relu_op
 from ..ops.leaf import constant_op
 from ..passes.pipeline import Options, Pass
-from ..runtime.library import load
 from .body import Body, Fused, close
 from .rewrite import Graph, exchange
 
@@ -71,8 +70,7 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     replaced: dict[Node, Node] = {}
     for node in graph.order:
         if node.op in _CONVOLUTIONS and _is_fixed(node) and node not in replaced:
-            asked = load().workspace(options.target.name, "conv2d_store", *_asked(node))
-            numel = asked // _FLOAT_NBYTES
+            numel = options.target.workspace("conv2d_store", *_asked(node)) // _FLOAT_NBYTES
             if numel:
                 layer = _layer(graph, node)
                 with attributed_to(layer.last):
