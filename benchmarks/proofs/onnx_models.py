@@ -28,7 +28,9 @@ sys.path.insert(0, str(measure.ROOT / "tests"))
 from support.shipped_models import MODELS, Shipped, located, tuned  # noqa: E402
 
 CLOSE = 1e-4
-SMALL = 2e-3  # an output below it is compared with it: sigmoids near 0 have few bits in ONNX Runtime
+SMALL = (
+    2e-3  # an output below it is compared with it: sigmoids near 0 have few bits in ONNX Runtime
+)
 SLOPE = 0.1  # of the loss along the gradient, by differences of float32
 
 
@@ -104,7 +106,9 @@ class Proof:
         """Says why an output is farther than that."""
         why: dict[str, Any] = {"input": k, "device": device, "apart": found}
         if self.shipped.trained:
-            wide = {n: x.astype(np.float64) if x.dtype == np.float32 else x for n, x in feeds.items()}
+            wide = {
+                n: x.astype(np.float64) if x.dtype == np.float32 else x for n, x in feeds.items()
+            }
             exact = in_float64(self.path).run(wide)
             why |= {"from_float64": farthest(made, exact)}
             why |= {"onnxruntime_from_float64": farthest(wanted, exact)}

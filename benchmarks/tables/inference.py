@@ -14,7 +14,9 @@ def predictions(results: Results, device: str) -> str:
     body = []
     for work in record["works"]:
         times = [
-            f"{us['median']:,.1f} ({us['least']:,.1f})" if (us := work["us"].get(name)) else "not run"
+            f"{us['median']:,.1f} ({us['least']:,.1f})"
+            if (us := work["us"].get(name))
+            else "not run"
             for name in ("dlsys", peer)
         ]
         device_us = [f"{work['device_us']['median']:.1f}"] if "device_us" in work else []
@@ -42,7 +44,9 @@ def shipped(results: Results) -> str:
     body = []
     for name, model in record["models"].items():
         step = model["step"]
-        slope = "no" if step is None else f"{step['trained']} of {step['weights']}, {step['ratio']:.3f}"
+        slope = (
+            "no" if step is None else f"{step['trained']} of {step['weights']}, {step['ratio']:.3f}"
+        )
         body.append([f"`{name}`", *(f"{model['apart'][d]:.1e}" for d in devices),
                      str(len({e["input"] for e in model["explained"]})), slope])  # fmt: skip
     head = ["file", *devices, "inputs beyond 1e-4", "weights trained, slope by differences"]

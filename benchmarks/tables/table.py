@@ -34,7 +34,10 @@ from tables.gpu import Results, rows, source
 HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parent
 FILES = (
-    *(ROOT / "docs" / name for name in ("performance.md", "reliability.md", "scale.md", "inference.md", "onnx.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("performance.md", "reliability.md", "scale.md", "inference.md", "onnx.md")
+    ),
     *(ROOT / "docs" / "learn" / name for name in ("gemm.md", "conv.md", "attention.md")),
     ROOT / "README.md",
 )

@@ -179,8 +179,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end);
 // ---- memory ----
 
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
-constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1,
-                   cudaHostAllocMapped = 2;
+constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2;
 cudaError_t cudaMalloc(void** data, size_t nbytes);
 cudaError_t cudaFree(void* data);
 cudaError_t cudaFreeHost(void* data);

@@ -33,7 +33,7 @@ class OnHost(unittest.TestCase):
 
     def check(self, rows: int) -> list[np.ndarray]:
         x = RNG.standard_normal((rows, 3)).astype(np.float32)
-        product, more = run_on_host(self.executor, {self.x: x})
+        product, more = run_on_host(self.executor, [x])
         np.testing.assert_array_equal(product, x)
         np.testing.assert_array_equal(more, x + 1)
         return [product, more]
@@ -66,17 +66,17 @@ class OnHost(unittest.TestCase):
             self.check(2)
         self.w.set(2 * np.eye(3, dtype=np.float32))
         x = np.ones((2, 3), np.float32)
-        np.testing.assert_array_equal(run_on_host(self.executor, {self.x: x})[0], 2 * x)
+        np.testing.assert_array_equal(run_on_host(self.executor, [x])[0], 2 * x)
 
     def test_values_that_are_refused(self) -> None:
         table = ad.Parameter(RNG.standard_normal((5, 4)).astype(np.float32), "table")
         index = ad.Variable("index", dtype=np.int64)
         executor = ad.Executor([ad.gather_op(table, index)], ctx=GPU)
         for _ in range(3):
-            run_on_host(executor, {index: np.array([1, 4])})
+            run_on_host(executor, [np.array([1, 4])])
         with self.assertRaises(OutOfRangeError):
-            run_on_host(executor, {index: np.array([1, 5])})
-        got = run_on_host(executor, {index: np.array([0, 3])})[0]
+            run_on_host(executor, [np.array([1, 5])])
+        got = run_on_host(executor, [np.array([0, 3])])[0]
         np.testing.assert_array_equal(got, table.asnumpy()[[0, 3]])
 
     def test_one_image_of_a_convolution_with_pooling(self) -> None:

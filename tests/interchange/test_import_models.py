@@ -63,7 +63,9 @@ for _name in MODELS:
     setattr(ShippedModels, f"test_{_label}", lambda self, name=_name: self.check(name))
     # The others are of the same kinds of layers and take seconds.
     if Path(_name).stem in ("rnet", "silero_vad", "model"):
-        setattr(ShippedModels, f"test_step_{_label}", lambda self, name=_name: self.check_step(name))
+        setattr(
+            ShippedModels, f"test_step_{_label}", lambda self, name=_name: self.check_step(name)
+        )
 
 
 if __name__ == "__main__":

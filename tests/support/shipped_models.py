@@ -205,7 +205,11 @@ def tuned(path: Path, shipped: Shipped, ctx: Any) -> Step:
     from dlsys.eager.tensor import Tensor
     from dlsys.onnx.importer import load
 
-    model, device, feeds = load(path), "numpy" if ctx is None else ctx, shipped.inputs(shipped.trained_on)
+    model, device, feeds = (
+        load(path),
+        "numpy" if ctx is None else ctx,
+        shipped.inputs(shipped.trained_on),
+    )
     for _, state in model.named_state():
         state.to(ctx)
     draw = np.random.default_rng(0)
@@ -238,4 +242,6 @@ def tuned(path: Path, shipped: Shipped, ctx: Any) -> Step:
             return float(loss().numpy())
 
     before, after = at(-length), at(length)
-    return Step(len(slopes), len(parameters), (after - before) / (2 * length * norm), value - before)
+    return Step(
+        len(slopes), len(parameters), (after - before) / (2 * length * norm), value - before
+    )

@@ -22,6 +22,7 @@ from .fold import folded
 from .form import inference_form
 from .save import save_plan
 
+_MOST_DIRECT = 64  # batches that are recognized by their shape
 _CLOSE = 1e-4  # of the largest number, between a batch as it is and the same in a bucket
 
 
@@ -46,6 +47,8 @@ class InferenceProgram:
         self.buckets = None if buckets is None else tuple(sorted(set(buckets)))
         self._model, self._ctx = deepcopy(model), ctx
         self._executors: dict[Any, _Entry] = {}
+        # Of calls with one array, whose batch is one that is planned for.
+        self._direct: dict[tuple[tuple[int, ...], Any], _Entry] = {}
 
     def __call__(self, *inputs: Any) -> Any:
         """The model's output for a batch: an array, or a tuple of several.
@@ -53,8 +56,16 @@ class InferenceProgram:
         inputs: arrays or Tensors, samples along axis 0; float64 is taken as float32. ShapeError
         where they differ in number.
         """
+        if len(inputs) == 1 and type(inputs[0]) is np.ndarray:
+            direct = self._direct.get((inputs[0].shape, inputs[0].dtype))
+            if direct is not None:
+                made = direct.run(inputs)
+                return made[0] if direct.single else tuple(made)
         arrays, count = _batch(inputs)
         entry = self._entry(arrays)
+        if arrays[0] is inputs[0] and len(arrays) == 1 and len(self._direct) < _MOST_DIRECT:
+            if count in (self.buckets or (count,)):
+                self._direct[arrays[0].shape, arrays[0].dtype] = entry
         size = count if self.buckets is None else self.buckets[-1]
         parts = [
             self._bucket(entry, [x[k : k + size] for x in arrays])
@@ -131,12 +142,15 @@ class _Entry:
         self.single = nodes[0] is made
         self._executor = executor_for(folded(inference_form(nodes)), ctx)
         self._used = set(self._executor.topo_order)
+        # The inputs that it reads, in its order; None: all as they come.
+        reads = [self._inputs.index(x) for x in self._executor.topo_order if x.op.leaf == "feed"]
+        self._reads = None if reads == [*range(len(arrays))] else reads
         self._checked = False
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs."""
-        feeds = {x: array for x, array in zip(self._inputs, arrays) if x in self._used}
-        return run_on_host(self._executor, feeds)
+        given = arrays if self._reads is None else [arrays[k] for k in self._reads]
+        return run_on_host(self._executor, given)
 
     def save(self, arrays: Sequence[np.ndarray], folder: Path) -> None:
         """Writes the plan for a batch of these shapes."""

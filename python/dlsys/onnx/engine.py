@@ -123,9 +123,7 @@ def _imported(package: str) -> Any:
     try:
         return import_module(package)
     except ImportError:
-        raise DlsysError(
-            f"engines need the package {package}: {how_to_install(package)}"
-        ) from None
+        raise DlsysError(f"engines need the package {package}: {how_to_install(package)}") from None
 
 
 def _network(trt: Any, log: Any) -> tuple[Any, Any, Any]:
@@ -178,7 +176,7 @@ def _profile(builder: Any, network: Any, file: Path, ranges: Mapping[str, Range]
 def _log(trt: Any) -> Any:
     """A logger that keeps errors and prints nothing."""
 
-    class Log(trt.ILogger):  # type: ignore[misc]
+    class Log(trt.ILogger):
         def __init__(self) -> None:
             super().__init__()
             self.errors: list[str] = []

@@ -67,7 +67,9 @@ class _Picture:
         return boxes, list(edges)
 
     def _feed(self, value: Any) -> Box:
-        return Box([value], "feed", value.name, [cut(value.name, _LETTERS), _shape(value)], value.name)
+        return Box(
+            [value], "feed", value.name, [cut(value.name, _LETTERS), _shape(value)], value.name
+        )
 
     def _box(self, node: Any) -> Box:
         shapes = [f"{'·'.join(map(str, self._weights[x]))}" for x in node.input
@@ -86,7 +88,9 @@ class _Picture:
         lines += [f"and {len(counts) - 3} more"] if len(counts) > 3 else []
         asked = any(not self._wanted.isdisjoint(node.output) for node in run)
         tip = "\n".join(f"{node.op_type} {node.name}" for node in run[:12])
-        return Box(run, "operator", f"piece {number}", [cut(x, _LETTERS) for x in lines], tip, asked)
+        return Box(
+            run, "operator", f"piece {number}", [cut(x, _LETTERS) for x in lines], tip, asked
+        )
 
 
 def _reads(node: Any) -> set[str]:

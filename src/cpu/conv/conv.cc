@@ -145,8 +145,8 @@ void Conv2dKept(const DLArray* x, const DLArray* f, const DLArrayList* bias,
   float* out = Output(op, y);
   const Conv conv = CheckedConv(op, x, f, y, *windows, groups);
   const ConvAlgorithm& algorithm = Heuristic(conv);
-  if (!KeptNumel(algorithm, conv) || Numel(store) < kHeader + KeptNumel(algorithm, conv) || bias->count > 1 ||
-      residual->count > 1)
+  if (!KeptNumel(algorithm, conv) || Numel(store) < kHeader + KeptNumel(algorithm, conv) ||
+      bias->count > 1 || residual->count > 1)
     Fail("%s: expected a store of conv2d_store, got %s", op, ShapeText(store).c_str());
   const float* add = bias->count ? Input(op, bias->arrays[0]) : nullptr;
   if (bias->count && Numel(bias->arrays[0]) != conv.o) Fail("%s: expected a bias a filter", op);

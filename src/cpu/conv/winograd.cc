@@ -501,7 +501,8 @@ void WinogradForwardKept(const Conv& conv, const float* x, const float* f, const
 
 template <int kOut>
 int64_t WinogradFiltersNumel(const Conv& conv) {
-  return WinogradConvolution<kOut>(Forward(conv, nullptr, nullptr, nullptr, nullptr)).FiltersNumel();
+  return WinogradConvolution<kOut>(Forward(conv, nullptr, nullptr, nullptr, nullptr))
+      .FiltersNumel();
 }
 
 template <int kOut>
@@ -516,13 +517,13 @@ void WinogradFilterGradient(const Conv& conv, const float* x, const float* dy, f
   if (!finite || Workspace::Querying()) GemmFilterGradient(conv, x, dy, df);
 }
 
-#define DLSYS_WINOGRAD(kOut)                                                                 \
-  template void WinogradForward<kOut>(const Conv&, const float*, const float*, const float*, \
-                                      float*);                                               \
-  template void WinogradForwardKept<kOut>(const Conv&, const float*, const float*,           \
-                                          const float*, const Kept&, float*);                \
-  template int64_t WinogradFiltersNumel<kOut>(const Conv&);                                  \
-  template void WinogradDataGradient<kOut>(const Conv&, const float*, const float*, float*); \
+#define DLSYS_WINOGRAD(kOut)                                                                     \
+  template void WinogradForward<kOut>(const Conv&, const float*, const float*, const float*,     \
+                                      float*);                                                   \
+  template void WinogradForwardKept<kOut>(const Conv&, const float*, const float*, const float*, \
+                                          const Kept&, float*);                                  \
+  template int64_t WinogradFiltersNumel<kOut>(const Conv&);                                      \
+  template void WinogradDataGradient<kOut>(const Conv&, const float*, const float*, float*);     \
   template void WinogradFilterGradient<kOut>(const Conv&, const float*, const float*, float*)
 DLSYS_WINOGRAD(2);
 DLSYS_WINOGRAD(4);

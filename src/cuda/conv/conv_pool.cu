@@ -305,12 +305,22 @@ bool FewImagesFit(const Task& whole, int side, int multiprocessors, FewImages* f
   LayOutShared(&t, side, 0);
   const int slices = std::max(1, std::min(kThreads / windows, t.channels));
   const int of_slice = (int)CeilDiv(t.channels, slices);
-  *few = {t.channels, t.outputs, t.h,
-          t.w,        t.top,     t.left,
-          t.kh,       t.kw,      t.down,
-          t.across,   (int)CeilDiv(t.channels, of_slice),
-          of_slice,   (int)RoundUp(t.channels * t.kh * t.kw, 4),
-          t.frame,    t.relu,    false};
+  *few = {t.channels,
+          t.outputs,
+          t.h,
+          t.w,
+          t.top,
+          t.left,
+          t.kh,
+          t.kw,
+          t.down,
+          t.across,
+          (int)CeilDiv(t.channels, of_slice),
+          of_slice,
+          (int)RoundUp(t.channels * t.kh * t.kw, 4),
+          t.frame,
+          t.relu,
+          false};
   return true;
 }
 

@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kThreads)
   if (slice < t.slices)
     Correlate<kKernelW, kSide, 1>(
         input + channel * t.frame.channel_pitch + (i * t.frame.pitch + j) * kSide,
-        min(t.of_slice, t.channels - channel), t.frame, t.kh, t.kw,
-        filter + channel * t.kh * t.kw, 1, sum);
+        min(t.of_slice, t.channels - channel), t.frame, t.kh, t.kw, filter + channel * t.kh * t.kw,
+        1, sum);
   if (t.slices > 1) {
     __syncthreads();  // the channels have been read
     if (slice < t.slices)

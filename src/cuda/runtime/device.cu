@@ -141,10 +141,9 @@ void Profile(int id, DLStream stream, int64_t n, void (*body)(void* state, int64
   }
 }
 
-const DeviceRegistrar registrar(Device{DL_GPU, "cuda", DeviceCount, Describe, Memory, Alloc,
-                                       Release, Fill, Copy, StreamCreate, StreamFree, Synchronize,
-                                       Wait, Profile, Capture, RaiseFault, AllocPinned,
-                                       FreePinned});
+const DeviceRegistrar registrar(Device{
+    DL_GPU, "cuda", DeviceCount, Describe, Memory, Alloc, Release, Fill, Copy, StreamCreate,
+    StreamFree, Synchronize, Wait, Profile, Capture, RaiseFault, AllocPinned, FreePinned});
 
 }  // namespace
 }  // namespace cuda

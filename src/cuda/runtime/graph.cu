@@ -5,17 +5,17 @@
 // steps fills fixed slots with the feeds, one after them takes the results to the caller's arrays.
 // Of several replays in a row the first has the input copies and the last the output copies; they
 // are disabled in the others. Their addresses are parameters of the instantiated graph, rewritten
-// only when they differ from those of the run before. All other addresses are baked in. Where outputs
-// go to pinned memory of the host, the last output copy counts the replays there, so that the host
-// sees a result as soon as it has arrived.
+// only when they differ from those of the run before. All other addresses are baked in. Where
+// outputs go to pinned memory of the host, the last output copy counts the replays there, so that
+// the host sees a result as soon as it has arrived.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
 #include <vector>
 
-#include "cuda/runtime/graph.cuh"
 #include "cuda/runtime/fault.cuh"
+#include "cuda/runtime/graph.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/pinned.cuh"
 #include "cuda/runtime/stream_order.cuh"
@@ -31,7 +31,8 @@ namespace {
 constexpr int kCopies = 32;              // copies of one kernel, all in its parameters
 constexpr int64_t kBlockNbytes = 16384;  // copied by one block
 
-// The count of a graph's replays, on the device, and of the blocks of the current one that are done.
+// The count of a graph's replays, on the device, and of the blocks of the current one that are
+// done.
 struct Replays {
   unsigned blocks, count;
 };

@@ -1,8 +1,8 @@
 // The blocks of pinned memory that callers hold.
-#include "cuda/runtime/pinned.cuh"
-
 #include <map>
 #include <mutex>
+
+#include "cuda/runtime/pinned.cuh"
 
 namespace dlsys {
 namespace cuda {

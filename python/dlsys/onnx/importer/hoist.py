@@ -17,9 +17,7 @@ _WEIGHTS = {
     **dict.fromkeys(("MatMul", "Add", "Mul"), (0, 1)),
     **dict.fromkeys(("RNN", "GRU", "LSTM"), (1, 2, 3)),
     "BatchNormalization": (1, 2, 3, 4),
-    **dict.fromkeys(
-        ("InstanceNormalization", "LayerNormalization", "GroupNormalization"), (1, 2)
-    ),
+    **dict.fromkeys(("InstanceNormalization", "LayerNormalization", "GroupNormalization"), (1, 2)),
     "RMSNormalization": (1,),
     "PRelu": (1,),
 }

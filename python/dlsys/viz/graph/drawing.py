@@ -74,7 +74,7 @@ def graph_svg(graph: Graph, shapes: Shapes | None = None, limit: int = 240) -> s
     return boxes_svg(*boxes_of(graph, shapes, limit))
 
 
-def boxes_svg(all_boxes: Sequence[Box], all_edges: Sequence[Edge]) -> str:
+def boxes_svg(all_boxes: list[Box], all_edges: list[Edge]) -> str:
     """Boxes, inputs before their users, and edges between their numbers, as SVG."""
     boxes, edges = uncrowded(all_boxes, all_edges)
     placed = layout([_width(box) for box in boxes], edges)
