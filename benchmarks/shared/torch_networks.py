@@ -87,6 +87,60 @@ def resnet18() -> nn.Module:
     )
 
 
+class Bottleneck(nn.Module):
+    """Three normalized convolutions beside a shortcut, under the names of `dlsys.nn`."""
+
+    def __init__(self, inputs: int, planes: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * planes
+        self.conv1, self.bn1, _ = normalized(inputs, planes, 1)
+        self.conv2, self.bn2, _ = normalized(planes, planes, 3, stride)
+        self.conv3, self.bn3, _ = normalized(planes, outputs, 1)
+        same = inputs == outputs and stride == 1
+        self.downsample = (
+            None if same else nn.Sequential(*normalized(inputs, outputs, 1, stride)[:-1])
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.relu(self.bn1(self.conv1(x)))
+        y = self.bn3(self.conv3(functional.relu(self.bn2(self.conv2(y)))))
+        return functional.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNet50(nn.Module):
+    """ResNet-50 for 1,000 classes, under the names of `dlsys.nn`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1, _ = normalized(3, 64, 7, 2)
+        inputs = 64
+        for k, (depth, planes) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
+            blocks = []
+            for j in range(depth):
+                blocks.append(Bottleneck(inputs, planes, 2 if k > 1 and j == 0 else 1))
+                inputs = 4 * planes
+            setattr(self, f"layer{k}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(inputs, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.max_pool2d(functional.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            y = layer(y)
+        return self.fc(y.mean(dim=(2, 3)))
+
+
+def for_inference(name: str, model: Any) -> nn.Module:
+    """The network of PyTorch for a `dlsys.nn` LeNet5, ResNetMNIST or ResNet50, with its state."""
+    made = {"lenet": lenet, "resnet": residual, "resnet50": ResNet50}[name]()
+    ours = model.state_dict()
+    theirs = {k: v for k, v in made.state_dict().items() if not k.endswith("batches_tracked")}
+    keys = theirs if set(theirs) == set(ours) else dict(zip(theirs, ours, strict=True))
+    values = {key: torch.from_numpy(ours[keys[key] if keys is not theirs else key].copy())
+              for key in theirs}  # fmt: skip
+    made.load_state_dict(values, strict=False)
+    return made.eval()
+
+
 def _convolutional(network: str) -> nn.Module:
     model = {LENET: lenet, "residual": residual, "resnet18": resnet18}[network]()
     ours = [parameter.asnumpy() for parameter in built(network).parameters()]

@@ -1,5 +1,5 @@
-"""Writes the tables of docs/performance.md, reliability.md, scale.md and serve.md, and the README's
-figures, from the JSON in results/.
+"""Writes the tables of docs/performance.md, reliability.md, scale.md, serve.md, inference.md and
+onnx.md, and the README's figures, from the JSON in results/.
 
     python benchmarks table [--results FOLDER]
 
@@ -20,6 +20,7 @@ from tables import (
     eager,
     gemm_ladder,
     gpu,
+    inference,
     language,
     large,
     losses,
@@ -36,7 +37,9 @@ ROOT = HERE.parent
 FILES = (
     *(
         ROOT / "docs" / name
-        for name in ("performance.md", "reliability.md", "scale.md", "serve.md")
+        for name in (
+            "performance.md", "reliability.md", "scale.md", "serve.md", "inference.md", "onnx.md"
+        )
     ),
     *(ROOT / "docs" / "learn" / name for name in ("gemm.md", "conv.md", "attention.md")),
     ROOT / "README.md",
@@ -249,6 +252,9 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "services": serve.services,
     "layers": serve.layers,
     "withstood": serve.withstood,
+    "inference cpu": inference.on_cpu,
+    "inference gpu": inference.on_gpu,
+    "shipped models": inference.shipped,
 }
 
 

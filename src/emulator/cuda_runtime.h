@@ -179,13 +179,15 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end);
 // ---- memory ----
 
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
-constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocMapped = 2;
+constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2;
 cudaError_t cudaMalloc(void** data, size_t nbytes);
 cudaError_t cudaFree(void* data);
+cudaError_t cudaFreeHost(void* data);
 cudaError_t cudaHostAlloc(void** data, size_t nbytes, unsigned flags);
 cudaError_t cudaMemGetInfo(size_t* free_nbytes, size_t* total_nbytes);
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t nbytes, cudaMemcpyKind kind,
                             cudaStream_t stream);
+cudaError_t cudaMemset(void* data, int byte, size_t nbytes);
 cudaError_t cudaMemcpyPeerAsync(void* dst, int to, const void* src, int from, size_t nbytes,
                                 cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void* data, int byte, size_t nbytes, cudaStream_t stream);

@@ -325,6 +325,11 @@ cudaError_t cudaFree(void* data) {
   free(data);
   return cudaSuccess;
 }
+cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
+cudaError_t cudaMemset(void* data, int byte, size_t nbytes) {
+  memset(data, byte, nbytes);
+  return cudaSuccess;
+}
 cudaError_t cudaMemGetInfo(size_t* free_nbytes, size_t* total_nbytes) {
   std::lock_guard<std::mutex> lock(mutex);
   *free_nbytes = TotalNbytes() - in_use[current];

@@ -177,6 +177,11 @@ DLSYS_API int DLMemoryResetPeak(DLContext ctx);
 DLSYS_API int DLMemoryFill(DLContext ctx, void* data, int32_t byte, int64_t nbytes,
                            DLStream stream);
 
+// Pinned memory of the host, which kernels of the device read and write where it is: as the source
+// or the destination of a captured program's copies. DL_UNAVAILABLE where there is none.
+DLSYS_API int DLHostAlloc(DLContext ctx, int64_t nbytes, void** out);
+DLSYS_API int DLHostFree(DLContext ctx, void* data);
+
 // Copies nbytes between any two contexts, in stream order. The host side of a copy may be reused on
 // return; a copy to the host has arrived on return.
 DLSYS_API int DLMemoryCopy(void* dst, DLContext dst_ctx, const void* src, DLContext src_ctx,
@@ -222,6 +227,9 @@ DLSYS_API int DLProgramCapture(DLProgram* program, DLContext ctx, DLStream strea
 // Queues `times` replays without waiting for any. The input copies happen in the first, the output
 // copies in the last.
 DLSYS_API int DLGraphReplay(DLGraph* graph, DLStream stream, int64_t times);
+// Queues one replay and waits for its results: where the last output copy goes to memory of
+// DLHostAlloc, until they have arrived there, without giving up the processor.
+DLSYS_API int DLGraphReplayAndWait(DLGraph* graph, DLStream stream);
 DLSYS_API int DLGraphDescribe(const DLGraph* graph, DLGraphInfo* out);
 // Waits for the last replay. Free a graph before the memory that it reads and writes.
 DLSYS_API int DLGraphFree(DLGraph* graph);

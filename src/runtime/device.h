@@ -14,6 +14,7 @@ namespace dlsys {
 struct CapturedGraph {
   virtual ~CapturedGraph() = default;
   virtual void Replay(DLStream stream, int64_t times) = 0;
+  virtual void Wait() = 0;
   virtual void Describe(DLGraphInfo* out) const = 0;
 };
 
@@ -54,6 +55,9 @@ struct Device {
   // Fails, once, with what kernels found in values that they could not refuse. Call it when they
   // are waited for. Null where kernels fail at once.
   void (*raise_fault)(int id) = nullptr;
+  // Memory of the host that the device reads and writes where it is. Null where that is any.
+  void* (*host_alloc)(int id, size_t nbytes) = nullptr;
+  void (*host_free)(int id, void* data) = nullptr;
 };
 
 // The device types: name, column of the kernel table, and whether kernels take a stream, on which

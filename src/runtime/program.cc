@@ -228,6 +228,14 @@ DLSYS_API int DLGraphReplay(DLGraph* graph, DLStream stream, int64_t times) {
   });
 }
 
+DLSYS_API int DLGraphReplayAndWait(DLGraph* graph, DLStream stream) {
+  return Guard([&] {
+    if (!graph) Fail("DLGraphReplayAndWait: null graph argument");
+    graph->captured->Replay(stream, 1);
+    graph->captured->Wait();
+  });
+}
+
 DLSYS_API int DLGraphDescribe(const DLGraph* graph, DLGraphInfo* out) {
   return Guard([&] {
     if (!graph || !out) Fail("DLGraphDescribe: null argument");

@@ -204,6 +204,25 @@ DLSYS_API int DLMemoryFill(DLContext ctx, void* data, int32_t byte, int64_t nbyt
   });
 }
 
+DLSYS_API int DLHostAlloc(DLContext ctx, int64_t nbytes, void** out) {
+  return Guard([&] {
+    const Device& device = FindDevice(ctx.device_type);
+    if (nbytes < 1) Fail("DLHostAlloc: expected at least one byte, got %ld", (long)nbytes);
+    if (!device.host_alloc)
+      FailWith(DL_UNAVAILABLE, "DLHostAlloc: the memory of %s is that of the host", device.name);
+    *CheckOut("DLHostAlloc", out) = device.host_alloc(ctx.device_id, (size_t)nbytes);
+  });
+}
+
+DLSYS_API int DLHostFree(DLContext ctx, void* data) {
+  return Guard([&] {
+    const Device& device = FindDevice(ctx.device_type);
+    if (!device.host_free)
+      FailWith(DL_UNAVAILABLE, "DLHostFree: the memory of %s is that of the host", device.name);
+    if (data) device.host_free(ctx.device_id, data);
+  });
+}
+
 DLSYS_API int DLMemoryCopy(void* dst, DLContext dst_ctx, const void* src, DLContext src_ctx,
                            int64_t nbytes, DLStream stream) {
   return Guard([&] {

@@ -47,6 +47,38 @@ class Programs(unittest.TestCase):
                     # Folding rounds weights once more: 1e-6 of the largest output was measured.
                     np.testing.assert_allclose(got, wanted[:count], rtol=0, atol=1e-5 * scale)
 
+    def test_filters_are_kept_in_their_layout(self) -> None:
+        """The bits are those of convolutions that pack their filters in each run: by products, by
+        tiles of 2 by 2 and of 4 by 4, with a residual, ReLU, both and neither, and with infinities.
+        """
+        filters = RNG.standard_normal((48, 32, 3, 3)).astype(np.float32) / 17
+        wide = RNG.standard_normal((32, 48, 1, 1)).astype(np.float32) / 7
+
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                self.f, self.w = ad.Parameter(filters, "f"), ad.Parameter(wide, "w")
+                self.b = ad.Parameter(np.linspace(-1, 1, 48).astype(np.float32), "b")
+
+            def forward(self, x: Node) -> Node:
+                y = F.relu(F.conv2d(x, self.f, self.b, padding=1))
+                z = F.relu(F.conv2d(y, self.w) + x)
+                return F.conv2d(z, self.f, padding=1, stride=2) + F.mean(z)
+
+        program = dl.infer(Model(), ctx="cpu")
+        for shape in ((1, 32, 7, 7), (2, 32, 30, 30)):
+            x = RNG.standard_normal(shape).astype(np.float32)
+            for value in (0.0, np.inf):
+                x[0, 0, 3, 3] = value
+                fed, weights = ad.Variable("x"), Model()
+                weights.to(dl.ndarray.cpu(0))
+                executor = ad.Executor([weights(fed)], ctx="cpu")
+                wanted = executor.run({fed: x}, convert_to_numpy_ret_vals=True)[0]
+                for _ in range(2):
+                    np.testing.assert_array_equal(program(x), wanted)
+        plans = [plan for e in program._executors.values() for plan in e._executor.plans]
+        kept = [step.node.op.name for plan in plans for step in plan.steps]
+        self.assertEqual(kept.count("conv2d_kept"), 6)
+
     def test_batch_normalization_goes_into_convolutions(self) -> None:
         self.check(moved(nn.ResNetMNIST(seed=0)), 1, 28, 28, batches=(1, 3))
         self.assertNotIn("batch_normalize", operators(self.program))

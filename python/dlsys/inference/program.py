@@ -13,11 +13,16 @@ from ..autodiff import Executor, Node, Variable
 from ..describe import described
 from ..eager.tensor import Tensor
 from ..errors import GraphError, ShapeError
+from ..executor.on_host import run_on_host
+from ..fusion import FUSIONS, select
+from ..fusion.kept_filters import KEPT_FILTERS
 from ..nn import Module
+from ..settings import settings
 from .fold import folded
 from .form import inference_form
 from .save import save_plan
 
+_MOST_DIRECT = 64  # batches that are recognized by their shape
 _CLOSE = 1e-4  # of the largest number, between a batch as it is and the same in a bucket
 
 
@@ -42,6 +47,8 @@ class InferenceProgram:
         self.buckets = None if buckets is None else tuple(sorted(set(buckets)))
         self._model, self._ctx = deepcopy(model), ctx
         self._executors: dict[Any, _Entry] = {}
+        # Of calls with one array, whose batch is one that is planned for.
+        self._direct: dict[tuple[tuple[int, ...], Any], _Entry] = {}
 
     def __call__(self, *inputs: Any) -> Any:
         """The model's output for a batch: an array, or a tuple of several.
@@ -49,8 +56,16 @@ class InferenceProgram:
         inputs: arrays or Tensors, samples along axis 0; float64 is taken as float32. ShapeError
         where they differ in number.
         """
+        if len(inputs) == 1 and type(inputs[0]) is np.ndarray:
+            direct = self._direct.get((inputs[0].shape, inputs[0].dtype))
+            if direct is not None:
+                made = direct.run(inputs)
+                return made[0] if direct.single else tuple(made)
         arrays, count = _batch(inputs)
         entry = self._entry(arrays)
+        if arrays[0] is inputs[0] and len(arrays) == 1 and len(self._direct) < _MOST_DIRECT:
+            if count in (self.buckets or (count,)):
+                self._direct[arrays[0].shape, arrays[0].dtype] = entry
         if self.buckets is None or count in self.buckets:  # as it is, which is usual
             outputs = entry.run(arrays)
             return outputs[0] if entry.single else tuple(outputs)
@@ -131,19 +146,21 @@ class _Entry:
         if not all(isinstance(node, Node) and (node.shape or (0,))[0] is None for node in nodes):
             raise GraphError("infer: expected outputs with the samples along axis 0")
         self.single = nodes[0] is made
-        self._executor = Executor(folded(inference_form(nodes)), ctx)
-        used = set(self._executor.topo_order)
-        self._fed = [(k, x) for k, x in enumerate(self._inputs) if x in used]
+        self._executor = executor_for(folded(inference_form(nodes)), ctx)
+        # The inputs that it reads, in its order; None: all as they come.
+        reads = [self._inputs.index(x) for x in self._executor.topo_order if x.op.leaf == "feed"]
+        self._reads = None if reads == [*range(len(arrays))] else reads
         self._checked = False
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs."""
-        feeds = {x: arrays[k] for k, x in self._fed}
-        return self._executor.run(feeds, convert_to_numpy_ret_vals=True)
+        given = arrays if self._reads is None else [arrays[k] for k in self._reads]
+        return run_on_host(self._executor, given)
 
     def save(self, arrays: Sequence[np.ndarray], folder: Path) -> None:
         """Writes the plan for a batch of these shapes."""
-        shapes = {x: arrays[k].shape for k, x in self._fed}
+        reads = range(len(arrays)) if self._reads is None else self._reads
+        shapes = {self._inputs[k]: arrays[k].shape for k in reads}
         plan = self._executor.plan(shapes)
         names = [f"y{k}" for k in range(len(plan.fetches))]
         save_plan(self._executor, plan, names, folder)
@@ -160,6 +177,11 @@ class _Entry:
                     "infer: samples of a batch depend on each other, so that a batch cannot be "
                     "filled up to a bucket; leave buckets out"
                 )
+
+
+def executor_for(fetches: Sequence[Node], ctx: Any) -> Executor:
+    """An executor of a folded graph, whose weights nobody else has, so that they do not change."""
+    return Executor(fetches, ctx, fusions=[*select(FUSIONS, settings.fusion), KEPT_FILTERS])
 
 
 def infer(

@@ -30,6 +30,7 @@ from ..ops.elementwise import add_op
 from ..ops.matmul import batched_matmul_op, matmul_op
 from ..ops.movement import expand_dims_op, flatten_op, squeeze_op
 from ..ops.quantize import dequantize_op, quantize_op
+from ..ops.reduce import sum_op
 from .calibrate import METHODS
 from .fold import folded
 from .form import inference_form
@@ -85,6 +86,7 @@ def quantize(
     *,
     method: str = "minmax",
     percentile: float = 99.99,
+    symmetric: bool = False,
     ctx: Any = None,
 ) -> QuantizedModel:
     """A model with weights of 8 bits, and tensors of 8 bits between its convolutions, linear
@@ -98,7 +100,8 @@ def quantize(
     which some hundreds do; it is read in its order, without augmentation, normalized as the model
     was trained. method: how each tensor's range is found: "minmax", the range of all elements;
     "percentile", the range of `percentile` of them; "entropy", the range that loses least
-    information. ctx: where the model runs for that.
+    information. symmetric: tensors are int8 without zero points, as TensorRT has them, with half of
+    the steps where they are not negative. ctx: where the model runs for that.
 
     DataError for data without samples or with NaN, GraphError for a model without such layers or
     an unknown method.
@@ -132,7 +135,8 @@ def quantize(
     ranges = METHODS[method](batches, percentile)
     if not ranges:
         raise DataError("quantize: the data have no samples")
-    outputs = _with_quantization(fetches, plan, dict(zip(plan.tensors, map(_numbers, ranges))))
+    numbers = map(_symmetric if symmetric else _numbers, ranges)
+    outputs = _with_quantization(fetches, plan, dict(zip(plan.tensors, numbers)))
     named = {x.name: each for x, each in zip(plan.tensors, ranges)}
     result = QuantizedModel(variables, outputs, nodes[0] is made, named, method)
     result.trained_on = trained_on
@@ -178,9 +182,9 @@ class _Plan:
             pool = x.op.projection and before is not None and before.op is max_pool_op
             if pool and before is not None and x.attrs["index"] == 0:
                 x = before.inputs[0]
-            elif before is not None and (x.op.movement or x.op.view or x.op in _VIEWS) and (
-                len(x.inputs) == 1 and not x.op.projection
-            ):  # fmt: skip
+            elif before is not None and (
+                x.op.movement or x.op.view or x.op in _VIEWS or _drops_axes(x)
+            ) and len(x.inputs) == 1 and not x.op.projection:  # fmt: skip
                 x = before
             else:
                 return x
@@ -191,6 +195,15 @@ class _Plan:
         shapes = {x.shape for x in node.inputs}
         alike = len(shapes) == 1 and None not in shapes
         return alike and any(x in self.products and x.op in _CONVOLUTIONS for x in sources)
+
+
+def _drops_axes(x: Node) -> bool:
+    """True for a sum over extents of 1, behind a pooling of whole images."""
+    if x.op is not sum_op or x.inputs[0].shape is None:
+        return False
+    shape, axis = x.inputs[0].shape, x.attrs["axis"]
+    axes = range(len(shape)) if axis is None else [axis] if isinstance(axis, int) else axis
+    return all(shape[a] == 1 for a in axes)
 
 
 def _is_product(node: Node) -> bool:
@@ -208,6 +221,13 @@ def _numbers(low_high: tuple[float, float]) -> Numbers:
     scale = scale if scale > 0 else np.float32(1.0)
     zero = np.clip(np.rint(-low / scale), 0, 255).astype(np.uint8)
     return np.asarray(scale), np.asarray(zero)
+
+
+def _symmetric(low_high: tuple[float, float]) -> Numbers:
+    """The scale of int8 for a range, whose zero point is 0."""
+    largest = max(abs(low_high[0]), abs(low_high[1]))
+    scale = np.float32(largest / 127 or 1.0)
+    return np.asarray(scale if scale > 0 else np.float32(1.0)), np.asarray(np.int8(0))
 
 
 def _with_quantization(

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from importlib import import_module as _import_module
 
-_NAMES = {"exporter": "Exportable export exportable", "importer": "ImportedModel load"}
+_NAMES = {
+    "exporter": "Exportable export exportable", "importer": "ImportedModel load",
+    "engine": "Engine build_engine engine_targets", "picture": "picture",
+}  # fmt: skip
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = [*_HOMES]

@@ -1,5 +1,9 @@
+from .engine import Engine as Engine
+from .engine import build_engine as build_engine
+from .engine import engine_targets as engine_targets
 from .exporter import Exportable as Exportable
 from .exporter import export as export
 from .exporter import exportable as exportable
 from .importer import ImportedModel as ImportedModel
 from .importer import load as load
+from .picture import picture as picture

@@ -250,6 +250,8 @@ function DLMemoryFree DLContext pointer
 function DLMemoryTrim DLContext
 function DLMemoryGetStats DLContext pointer
 function DLMemoryResetPeak DLContext
+function DLHostAlloc DLContext int64 pointer
+function DLHostFree DLContext pointer
 function DLMemoryFill DLContext pointer int32 int64 pointer
 function DLMemoryCopy pointer DLContext pointer DLContext int64 pointer
 function DLAlgorithmSource int64 int64 pointer
@@ -262,6 +264,7 @@ function DLProgramRun pointer pointer
 function DLProgramProfile pointer DLContext pointer pointer
 function DLProgramCapture pointer DLContext pointer pointer int64 pointer int64 pointer pointer
 function DLGraphReplay pointer pointer int64
+function DLGraphReplayAndWait pointer pointer
 function DLGraphDescribe pointer pointer
 function DLGraphFree pointer
 function DLProgramFree pointer

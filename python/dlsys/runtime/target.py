@@ -30,6 +30,7 @@ class Target:
         kernel_fits: the library's answer to `fits`.
         max_ndim: the most dimensions of an array.
         kernel_rungs: the library's answer to `rungs`.
+        kernel_workspace: the library's answer to `workspace`.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Target:
     kernel_fits: Callable[..., bool] = field(default=lambda kernel, *arguments: True, repr=False)
     max_ndim: int = MAX_NDIM
     kernel_rungs: Callable[[str], tuple[str, ...]] = field(default=lambda kernel: (), repr=False)
+    kernel_workspace: Callable[..., int] = field(default=lambda kernel, *arguments: 0, repr=False)
 
     def has(self, kernel: str | None, dtype: Any = FLOAT32) -> bool:
         """True when the target has a kernel of this name for floats of a storage type."""
@@ -51,6 +53,10 @@ class Target:
         The arguments are those of the call: numbers, and a Spec for each array.
         """
         return self.kernel_fits(kernel, *arguments)
+
+    def workspace(self, kernel: str, *arguments: Any) -> int:
+        """The bytes of scratch memory that a kernel takes for a call, its arguments as for `fits`."""
+        return self.kernel_workspace(kernel, *arguments)
 
     def rungs(self, kernel: str | None) -> tuple[str, ...]:
         """The rungs of a kernel, slowest first; none for most, and for one that is not there."""
@@ -90,4 +96,5 @@ def _native_target(library: Library, name: str, streams: bool, capture: bool) ->
         capture=capture,
         kernel_fits=fits,
         kernel_rungs=lambda kernel: rungs_among(library.algorithms(name, kernel)),
+        kernel_workspace=functools.partial(library.workspace, name),
     )

@@ -114,6 +114,56 @@ void Conv2dBias(const DLArray* x, const DLArray* f, const DLArray* bias, DLArray
   RunForward(op, x, f, add, y, *windows, groups, algorithm);
 }
 
+// ---- kept filters ----
+
+// Of a store: a word that is 1 once the filters are in it, and what begins behind it.
+constexpr int64_t kHeader = 16;  // floats
+
+// The floats of the filters that a convolution keeps, 0 where its algorithm packs none.
+int64_t KeptNumel(const ConvAlgorithm& algorithm, const Conv& conv) {
+  if (&algorithm == &kAlgorithms[kImplicit]) return GemmFiltersNumel(conv);
+  if (&algorithm == &kAlgorithms[kWinograd2]) return WinogradFiltersNumel<2>(conv);
+  if (&algorithm == &kAlgorithms[kWinograd4]) return WinogradFiltersNumel<4>(conv);
+  return 0;
+}
+
+// Its workspace is the size of the store that conv2d_kept takes, none where nothing is kept.
+void Conv2dStore(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
+                 int64_t groups) {
+  const Conv conv = CheckedConv("conv2d_store", x, f, y, *windows, groups);
+  const int64_t numel = Numel(y) && Numel(f) ? KeptNumel(Heuristic(conv), conv) : 0;
+  const ScratchArray<float> store(numel ? kHeader + numel : 0);
+}
+
+// bias: none or one (o); residual: none or one of y's shape. store: zeros in the first run, then
+// what that has written.
+void Conv2dKept(const DLArray* x, const DLArray* f, const DLArrayList* bias,
+                const DLArrayList* residual, const DLArray* store, DLArray* y,
+                Struct<WindowOptions> windows, int64_t groups, int64_t relu) {
+  const char* op = "conv2d_kept";
+  const float *data = Input(op, x), *filter = Input(op, f);
+  float* out = Output(op, y);
+  const Conv conv = CheckedConv(op, x, f, y, *windows, groups);
+  const ConvAlgorithm& algorithm = Heuristic(conv);
+  if (!KeptNumel(algorithm, conv) || Numel(store) < kHeader + KeptNumel(algorithm, conv) ||
+      bias->count > 1 || residual->count > 1)
+    Fail("%s: expected a store of conv2d_store, got %s", op, ShapeText(store).c_str());
+  const float* add = bias->count ? Input(op, bias->arrays[0]) : nullptr;
+  if (bias->count && Numel(bias->arrays[0]) != conv.o) Fail("%s: expected a bias a filter", op);
+  if (residual->count) CheckSameShape(op, residual->arrays[0], y);
+  float* const kept_at = (float*)Input(op, store);
+  volatile int32_t* const ready = (int32_t*)kept_at;
+  const Kept kept{kept_at + kHeader, !Workspace::Querying() && *ready == 1,
+                  residual->count ? Input(op, residual->arrays[0]) : nullptr, relu != 0};
+  if (&algorithm == &kAlgorithms[kImplicit])
+    GemmForwardKept(conv, data, filter, add, kept, out);
+  else if (&algorithm == &kAlgorithms[kWinograd2])
+    WinogradForwardKept<2>(conv, data, filter, add, kept, out);
+  else
+    WinogradForwardKept<4>(conv, data, filter, add, kept, out);
+  if (!Workspace::Querying()) *ready = 1;
+}
+
 void Conv2dDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx,
                         Struct<WindowOptions> windows, int64_t groups, int64_t algorithm, int64_t) {
   const char* op = "conv2d_data_gradient";
@@ -139,6 +189,8 @@ DLSYS_KERNEL(cpu, conv2d, Conv2d);
 DLSYS_KERNEL_WIDENED(cpu, conv2d, Conv2d);
 DLSYS_KERNEL(cpu, conv2d_bias, Conv2dBias);
 DLSYS_KERNEL_WIDENED(cpu, conv2d_bias, Conv2dBias);
+DLSYS_KERNEL(cpu, conv2d_store, Conv2dStore);
+DLSYS_KERNEL(cpu, conv2d_kept, Conv2dKept);
 DLSYS_KERNEL(cpu, conv2d_data_gradient, Conv2dDataGradient);
 DLSYS_KERNEL_WIDENED(cpu, conv2d_data_gradient, Conv2dDataGradient);
 DLSYS_KERNEL(cpu, conv2d_filter_gradient, Conv2dFilterGradient);

@@ -18,6 +18,15 @@ struct ConvAlgorithm {
   void (*filter_gradient)(const Conv& conv, const float* x, const float* dy, float* df);
 };
 
+// Filters in the layout of a kernel, kept from run to run because they do not change: packed by the
+// first run. What follows the sum and the bias: an array of y's shape that is added, and relu.
+struct Kept {
+  float* filters;
+  bool ready;
+  const float* residual;  // null for none
+  bool relu;
+};
+
 // The definition, element by element: any convolution.
 void NaiveForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
 void NaiveDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
@@ -36,6 +45,9 @@ void FftFilterGradient(const Conv& conv, const float* x, const float* dy, float*
 
 // Implicit GEMM: any convolution.
 void GemmForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
+void GemmForwardKept(const Conv& conv, const float* x, const float* f, const float* bias,
+                     const Kept& kept, float* y);
+int64_t GemmFiltersNumel(const Conv& conv);  // floats of the filters that it keeps
 void GemmDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
 void GemmFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
 
@@ -53,6 +65,11 @@ void DepthwiseFilterGradient(const Conv& conv, const float* x, const float* dy, 
 bool WinogradFits(const Conv& conv);
 template <int kOut>
 void WinogradForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
+template <int kOut>
+void WinogradForwardKept(const Conv& conv, const float* x, const float* f, const float* bias,
+                         const Kept& kept, float* y);
+template <int kOut>
+int64_t WinogradFiltersNumel(const Conv& conv);
 template <int kOut>
 void WinogradDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
 template <int kOut>

@@ -203,17 +203,19 @@ class Im2colReader {
 
 class ImplicitGemm {
  public:
-  explicit ImplicitGemm(const Correlation& c)
-      : c_(c), reader_(c.h, c.w, c.in), k_(c.K()), count_(c.Positions()) {
+  explicit ImplicitGemm(const Correlation& c, const Kept* kept = nullptr)
+      : c_(c), kept_(kept), reader_(c.h, c.w, c.in), k_(c.K()), count_(c.Positions()) {
     panel_n_ = kernels_.MaxTileN();
     block_ = EvenBlock(count_, kBlockN, panel_n_);
     panels_ = CeilDiv(c_.out_channels, kernels_.MaxTileM());
   }
 
+  int64_t FiltersNumel() const { return c_.groups * panels_ * kernels_.MaxTileM() * k_; }
+
   void Run() {
-    const ScratchArray<float> packed(c_.groups * panels_ * kernels_.MaxTileM() * k_);
-    packed_ = packed.data();
-    PackFilters();
+    const ScratchArray<float> packed(kept_ ? 0 : FiltersNumel());
+    packed_ = kept_ ? kept_->filters : packed.data();
+    if (!kept_ || !kept_->ready) PackFilters();
     const int64_t blocks = CeilDiv(count_, block_);
     const int64_t macs = std::max<int64_t>(1, c_.out_channels * block_ * k_);
     const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);
@@ -283,6 +285,7 @@ class ImplicitGemm {
       MultiplyBlock(image_group % c_.groups, k, k_block, packed, cols, to, pitch);
     }
     if (c_.bias) AddBias(image_group % c_.groups, to, pitch, cols);
+    if (kept_) Finish(image_group, position, to, pitch, cols);
     if (!c_.UnitStride()) Scatter(to, position, cols, out);
   }
 
@@ -326,6 +329,18 @@ class ImplicitGemm {
     }
   }
 
+  // Adds the residual, then cuts off what is below 0. NaN stays.
+  void Finish(int64_t image_group, int64_t position, float* to, int64_t pitch, int64_t cols) const {
+    const float* from = kept_->residual;
+    if (from) from += image_group * c_.out_channels * Size(c_.out_hw) + position;
+    for (int64_t r = 0; r < c_.out_channels; r++, to += pitch) {
+      if (from)
+        for (int64_t j = 0; j < cols; j++) to[j] += from[r * Size(c_.out_hw) + j];
+      if (kept_->relu)
+        for (int64_t j = 0; j < cols; j++) to[j] = to[j] < 0 ? 0 : to[j];
+    }
+  }
+
   void Scatter(const float* from, int64_t position, int64_t cols, float* out) const {
     for (int64_t r = 0; r < c_.out_channels; r++, out += Size(c_.out_hw))
       for (int64_t k = position; k < position + cols; k++) {
@@ -337,6 +352,7 @@ class ImplicitGemm {
 
   const TileKernels& kernels_ = CurrentTileKernels();
   const Correlation c_;
+  const Kept* const kept_;
   const Im2colReader reader_;
   const int64_t k_, count_;
   int64_t panel_n_, block_, panels_;
@@ -510,6 +526,16 @@ bool AllFinite(const float* x, int64_t n) {
 
 void GemmForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y) {
   Correlate(Forward(conv, x, f, bias, y));
+}
+
+void GemmForwardKept(const Conv& conv, const float* x, const float* f, const float* bias,
+                     const Kept& kept, float* y) {
+  const Correlation c = Forward(conv, x, f, bias, y);
+  if (c.images && c.out_channels && c.groups && c.Positions()) ImplicitGemm(c, &kept).Run();
+}
+
+int64_t GemmFiltersNumel(const Conv& conv) {
+  return ImplicitGemm(Forward(conv, nullptr, nullptr, nullptr, nullptr)).FiltersNumel();
 }
 
 // A filter element that is not finite would turn the zeros around dy into NaN where it has no part:

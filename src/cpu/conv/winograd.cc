@@ -200,17 +200,20 @@ class WinogradConvolution {
   static constexpr int kSize = kOut + 2, kElements = kSize * kSize;
 
  public:
-  explicit WinogradConvolution(const Correlation& c)
+  explicit WinogradConvolution(const Correlation& c, const Kept* kept = nullptr)
       : c_(c),
+        kept_(kept),
         tiles_{CeilDiv(c.h.count, kOut), CeilDiv(c.w.count, kOut)},
         blocks_(CeilDiv(c.in_channels, kBlock)),
         panels_(CeilDiv(c.out_channels, kPanel)) {}
 
+  int64_t FiltersNumel() const { return c_.groups * OfGroup(); }
+
   // False where a result is not finite.
   bool Run() {
-    const ScratchArray<float> filters(c_.groups * OfGroup());
-    filters_ = filters.data();
-    TransformFilters();
+    const ScratchArray<float> filters(kept_ ? 0 : FiltersNumel());
+    filters_ = kept_ ? kept_->filters : filters.data();
+    if (!kept_ || !kept_->ready) TransformFilters();
     const int64_t rows = c_.images * tiles_.h;
     for (int64_t group = 0; group < c_.groups; group++)
       ForChunks(rows, kElements * blocks_ * kBlock * tiles_.w,
@@ -343,11 +346,25 @@ class WinogradConvolution {
       }
       Transpose(from, kBlock, c_.w.count, count, to + i * c_.out_hw.w, Size(c_.out_hw));
     }
+    if (kept_) Finish(to, count, rows);
     for (int64_t k = 0; k < count; k++)
       if (check[k] != 0) finite_ = false;
   }
 
+  // Adds the residual to rows of some channels, then cuts off what is below 0.
+  void Finish(float* to, int64_t channels, int64_t rows) const {
+    const int64_t plane = Size(c_.out_hw), n = rows * c_.out_hw.w;
+    for (int64_t k = 0; k < channels; k++, to += plane) {
+      const float* from = kept_->residual ? kept_->residual + (to - c_.out) : nullptr;
+      if (from)
+        for (int64_t j = 0; j < n; j++) to[j] += from[j];
+      if (kept_->relu)
+        for (int64_t j = 0; j < n; j++) to[j] = to[j] < 0 ? 0 : to[j];
+    }
+  }
+
   const Correlation c_;
+  const Kept* const kept_;
   const HW tiles_;
   const int64_t blocks_, panels_;
   float* filters_ = nullptr;
@@ -474,6 +491,21 @@ void WinogradForward(const Conv& conv, const float* x, const float* f, const flo
 }
 
 template <int kOut>
+void WinogradForwardKept(const Conv& conv, const float* x, const float* f, const float* bias,
+                         const Kept& kept, float* y) {
+  const bool finite = WinogradConvolution<kOut>(Forward(conv, x, f, bias, y), &kept).Run();
+  if (finite && !Workspace::Querying()) return;
+  const ScratchArray<float> filters(GemmFiltersNumel(conv));
+  GemmForwardKept(conv, x, f, bias, {filters.data(), false, kept.residual, kept.relu}, y);
+}
+
+template <int kOut>
+int64_t WinogradFiltersNumel(const Conv& conv) {
+  return WinogradConvolution<kOut>(Forward(conv, nullptr, nullptr, nullptr, nullptr))
+      .FiltersNumel();
+}
+
+template <int kOut>
 void WinogradDataGradient(const Conv& conv, const float* f, const float* dy, float* dx) {
   const bool finite = WinogradConvolution<kOut>(DataGradient(conv, f, dy, dx, 0)).Run();
   if (!finite || Workspace::Querying()) GemmDataGradient(conv, f, dy, dx);
@@ -485,10 +517,13 @@ void WinogradFilterGradient(const Conv& conv, const float* x, const float* dy, f
   if (!finite || Workspace::Querying()) GemmFilterGradient(conv, x, dy, df);
 }
 
-#define DLSYS_WINOGRAD(kOut)                                                                 \
-  template void WinogradForward<kOut>(const Conv&, const float*, const float*, const float*, \
-                                      float*);                                               \
-  template void WinogradDataGradient<kOut>(const Conv&, const float*, const float*, float*); \
+#define DLSYS_WINOGRAD(kOut)                                                                     \
+  template void WinogradForward<kOut>(const Conv&, const float*, const float*, const float*,     \
+                                      float*);                                                   \
+  template void WinogradForwardKept<kOut>(const Conv&, const float*, const float*, const float*, \
+                                          const Kept&, float*);                                  \
+  template int64_t WinogradFiltersNumel<kOut>(const Conv&);                                      \
+  template void WinogradDataGradient<kOut>(const Conv&, const float*, const float*, float*);     \
   template void WinogradFilterGradient<kOut>(const Conv&, const float*, const float*, float*)
 DLSYS_WINOGRAD(2);
 DLSYS_WINOGRAD(4);

@@ -12,6 +12,7 @@
 #include <iterator>
 
 #include "cuda/conv/conv_pool.cuh"
+#include "cuda/conv/conv_pool_few.cuh"
 #include "cuda/conv/conv_pool_sparse.cuh"
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/runtime/widened.cuh"
@@ -312,6 +313,57 @@ bool ForwardFits(Task* t, int side, int outputs) {
   return t->Shared() <= kMaxSharedFloats;
 }
 
+// ---- a few images ----
+
+constexpr int kFewOnEach = 2;  // outputs of images on a multiprocessor, up to which they are few
+
+// The task of a block that makes one output, false where images are many or do not fit.
+bool FewImagesFit(const Task& whole, int side, int multiprocessors, FewImages* few) {
+  Task t = whole;
+  const int windows = t.down * t.across;
+  if ((int64_t)t.images * t.outputs > kFewOnEach * multiprocessors || windows > kThreads)
+    return false;
+  t.groups = 1;
+  LayOutShared(&t, side, 1);
+  const int slices = std::max(1, std::min(kThreads / windows, t.channels));
+  const int of_slice = (int)CeilDiv(t.channels, slices);
+  *few = {t.channels,
+          t.outputs,
+          t.plane.h,
+          t.plane.w,
+          t.plane.top,
+          t.plane.left,
+          t.kh,
+          t.kw,
+          t.down,
+          t.across,
+          (int)CeilDiv(t.channels, of_slice),
+          of_slice,
+          (int)RoundUp(t.channels * t.kh * t.kw, 4),
+          t.frame,
+          t.relu,
+          false};
+  return true;
+}
+
+int64_t FewShared(const FewImages& t, int side) {
+  const int64_t channels = (int64_t)t.channels * t.frame.channel_pitch + kSlack;
+  const int64_t sums = t.slices > 1 ? (int64_t)t.slices * t.Windows() * side * side : 0;
+  return t.filter_numel + std::max(channels, sums);
+}
+
+template <int kKernelW, int kSide>
+void LaunchFew(const char* op, const FewImages& t, unsigned images, int device, DLStream stream,
+               const float* x, const float* f, const float* bias, float* y, uint8_t* code) {
+  const unsigned threads = (unsigned)RoundUp(t.Windows() * t.slices, 32);
+  LaunchClusters(op, ConvPoolFewKernel<kKernelW, kSide>, images * t.outputs, 1, threads,
+                 FewShared(t, kSide) * sizeof(float), ComputeMajor(device) >= 9, stream, t, x, f,
+                 bias, y, code);
+}
+using FewLauncher = decltype(&LaunchFew<3, 2>);
+constexpr FewLauncher kFew[2][3] = {{LaunchFew<3, 2>, LaunchFew<5, 2>, LaunchFew<7, 2>},
+                                    {LaunchFew<3, 3>, LaunchFew<5, 3>, LaunchFew<7, 3>}};
+
 bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLArray* y,
                     DLArray* code, Struct<HW> pad, int64_t window, int64_t, int64_t) {
   const ConvPool p = CheckedConvPool("conv2d_pool", x, f, y, code, *pad, window);
@@ -345,6 +397,13 @@ void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLA
   t.filters_ready = InputsAreReady(1, 1);
   const int side = (int)window, patches = t.down * t.across;
   const int multiprocessors = Multiprocessors(device);
+  FewImages few;
+  if (FewImagesFit(t, side, multiprocessors, &few) && FewShared(few, side) <= kMaxSharedFloats) {
+    few.filters_ready = InputsAreReady(1, 1);
+    return kFew[side - 2][KernelWidthIndex(t.kw)](op, few, (unsigned)t.images, device, stream,
+                                                  In(op, x), In(op, f), add, Out(op, y),
+                                                  Codes(op, code));
+  }
   const int option = LeastCost(kForwardOutputs, [&](int outputs) {
     if (!ForwardFits(&t, side, outputs)) return kImpossible;
     return CostOf((double)t.images * patches * t.groups, Instructions(t, t.channels, side, outputs),

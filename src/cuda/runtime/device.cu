@@ -7,6 +7,7 @@
 #include "cuda/runtime/context.cuh"
 #include "cuda/runtime/fault.cuh"
 #include "cuda/runtime/graph.cuh"
+#include "cuda/runtime/pinned.cuh"
 #include "cuda/runtime/staging.cuh"
 #include "cuda/runtime/stream_order.cuh"
 #include "runtime/counters.h"
@@ -140,9 +141,9 @@ void Profile(int id, DLStream stream, int64_t n, void (*body)(void* state, int64
   }
 }
 
-const DeviceRegistrar registrar(Device{DL_GPU, "cuda", DeviceCount, Describe, Memory, Alloc,
-                                       Release, Fill, Copy, StreamCreate, StreamFree, Synchronize,
-                                       Wait, Profile, Capture, RaiseFault});
+const DeviceRegistrar registrar(Device{
+    DL_GPU, "cuda", DeviceCount, Describe, Memory, Alloc, Release, Fill, Copy, StreamCreate,
+    StreamFree, Synchronize, Wait, Profile, Capture, RaiseFault, AllocPinned, FreePinned});
 
 }  // namespace
 }  // namespace cuda

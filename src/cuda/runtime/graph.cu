@@ -5,14 +5,19 @@
 // steps fills fixed slots with the feeds, one after them takes the results to the caller's arrays.
 // Of several replays in a row the first has the input copies and the last the output copies; they
 // are disabled in the others. Their addresses are parameters of the instantiated graph, rewritten
-// only when they differ from those of the run before. All other addresses are baked in.
+// only when they differ from those of the run before. All other addresses are baked in. Where
+// outputs go to pinned memory of the host, the last output copy counts the replays there, so that
+// the host sees a result as soon as it has arrived.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <vector>
 
+#include "cuda/runtime/fault.cuh"
 #include "cuda/runtime/graph.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/pinned.cuh"
 #include "cuda/runtime/stream_order.cuh"
 #include "runtime/counters.h"
 #include "runtime/device.h"
@@ -26,7 +31,15 @@ namespace {
 constexpr int kCopies = 32;              // copies of one kernel, all in its parameters
 constexpr int64_t kBlockNbytes = 16384;  // copied by one block
 
+// The count of a graph's replays, on the device, and of the blocks of the current one that are
+// done.
+struct Replays {
+  unsigned blocks, count;
+};
+
 struct CopyBatch {
+  Replays* replays;  // counted behind these copies; null elsewhere
+  volatile uint32_t* replays_seen;
   int count;
   int first_block[kCopies + 1];  // of each copy, and behind the last
   DLCopy copies[kCopies];
@@ -39,7 +52,21 @@ __device__ __forceinline__ void CopyPart(char* dst, const char* src, int64_t beg
     *(T*)(dst + i) = *(const T*)(src + i);
 }
 
+// The last block of a launch tells the host that all have copied.
+__device__ __forceinline__ void CountReplay(const CopyBatch& batch) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence_system();
+  if (atomicAdd(&batch.replays->blocks, 1u) + 1 < gridDim.x) return;
+  batch.replays->blocks = 0;
+  const unsigned count = ++batch.replays->count;
+  __threadfence_system();
+  *batch.replays_seen = count;
+}
+
 __global__ void CopyBatchKernel(const __grid_constant__ CopyBatch batch) {
+  TriggerProgrammaticLaunch();
+  GridDependencySynchronize();
   int k = 0;
   while ((int)blockIdx.x >= batch.first_block[k + 1]) k++;
   const DLCopy copy = batch.copies[k];
@@ -54,6 +81,7 @@ __global__ void CopyBatchKernel(const __grid_constant__ CopyBatch batch) {
   } else {
     CopyPart<char>(dst, src, begin, end);
   }
+  if (batch.replays) CountReplay(batch);
 }
 
 // The input copies or the output copies of a graph: the caller's table, and the kernels made of it.
@@ -63,12 +91,25 @@ class GraphCopies {
     for (int64_t first = 0; first < count; first += kCopies) Add(first);
   }
 
+  // Lets the last copies count replays, and the first be launched by PDL where the device can: they
+  // are never disabled then.
+  void Count(Replays* replays, volatile uint32_t* seen, bool early) {
+    early_ = early;
+    kernels_.back().batch.replays = replays;
+    kernels_.back().batch.replays_seen = seen;
+  }
+
   void Launch(cudaStream_t stream) {
     for (Kernel& kernel : kernels_) {
       cudaLaunchConfig_t config = {};
       config.gridDim = dim3((unsigned)kernel.batch.first_block[kernel.batch.count]);
       config.blockDim = dim3(kThreads);
       config.stream = stream;
+      cudaLaunchAttribute early = {};
+      early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      early.val.programmaticStreamSerializationAllowed = 1;
+      config.attrs = &early;
+      config.numAttrs = early_ && allow_pdl ? 1 : 0;
       if (config.gridDim.x)
         Check("capture", cudaLaunchKernelEx(&config, CopyBatchKernel, kernel.batch));
     }
@@ -130,7 +171,7 @@ class GraphCopies {
   const DLCopy* table_;  // its owner writes new addresses into it between runs
   std::vector<DLCopy> known_;
   std::vector<Kernel> kernels_;
-  bool enabled_ = true;
+  bool enabled_ = true, early_ = false;
 };
 
 // ---- graph streams ----
@@ -218,11 +259,22 @@ class DependencyBuilder {
 
 // ---- capture and replay ----
 
+constexpr int64_t kLooks = 1 << 16;  // at a count in pinned memory, between two at the stream
+
 struct CudaGraph : CapturedGraph {
   CudaGraph(int id, const CaptureRequest& request)
       : id(id),
         inputs(request.inputs, request.ninputs),
-        outputs(request.outputs, request.noutputs) {}
+        outputs(request.outputs, request.noutputs) {
+    const int64_t last = request.noutputs - 1;
+    if (last < 0 || !request.outputs[last].nbytes || !IsPinned(request.outputs[last].dst)) return;
+    const RelaxedCapture relaxed;
+    Check("capture", cudaMalloc((void**)&replays, sizeof *replays));
+    Check("capture", cudaMemset(replays, 0, sizeof *replays));
+    seen = (volatile uint32_t*)AllocPinned(id, sizeof *seen);
+    *seen = 0;
+    outputs.Count(replays, seen, ComputeMajor(id) >= 9);
+  }
   ~CudaGraph() override {
     // The last replay may still be running, on another thread's stream, in memory that is freed
     // now. At exit the driver may be gone already, and nobody is left to see an error.
@@ -232,6 +284,8 @@ struct CudaGraph : CapturedGraph {
     }
     if (exec) cudaGraphExecDestroy(exec);
     if (graph) cudaGraphDestroy(graph);
+    if (replays) cudaFree(replays);
+    if (seen) FreePinned(id, (void*)seen);
     cudaGetLastError();
   }
 
@@ -248,6 +302,30 @@ struct CudaGraph : CapturedGraph {
       Check("replay", cudaGraphLaunch(exec, stream));
     }
     Counters::program_launches += times;
+    launched++;  // only the last one has its output copies
+  }
+
+  void Wait() override {
+    if (!seen) {
+      Synchronize();
+    } else {
+      for (int64_t looks = 1; *seen != launched; looks++)
+        if (looks % kLooks == 0) CheckRunning();
+      std::atomic_thread_fence(std::memory_order_acquire);
+    }
+    Counters::synchronizations++;
+    RaiseFault(id);
+  }
+
+  // Fails where the stream has stopped without the result.
+  void CheckRunning() const {
+    const cudaError_t status = cudaStreamQuery(stream);
+    if (status == cudaErrorNotReady) {
+      cudaGetLastError();
+      return;
+    }
+    Check("replay", status);
+    if (*seen != launched) Fail("replay: the results of a captured program did not arrive");
   }
 
   void Synchronize() const {
@@ -259,6 +337,9 @@ struct CudaGraph : CapturedGraph {
 
   const int id;
   GraphCopies inputs, outputs;
+  Replays* replays = nullptr;
+  volatile uint32_t* seen = nullptr;  // the replays whose results have arrived in pinned memory
+  uint32_t launched = 0;
   DLGraphInfo info = {};
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;

@@ -75,7 +75,7 @@ class CapturedGraph:
         self, handle: int, copies: tuple[GraphCopies, GraphCopies], streams: GraphStreams
     ) -> None:
         self._library = load()
-        self._handle = handle
+        self.handle = handle
         self._copies = copies
         self.streams = streams
         self._replay = self._library.cdll.DLGraphReplay
@@ -84,11 +84,11 @@ class CapturedGraph:
         self.info = GraphInfo(*(getattr(info, name) for name in GraphInfo._fields))
 
     def __del__(self) -> None:
-        self._library.cdll.DLGraphFree(self._handle)
+        self._library.cdll.DLGraphFree(self.handle)
 
     def run(self, on: int, times: int = 1) -> None:
         """Queues replays on a stream: the first reads the feeds, the last writes the fetches."""
-        status = self._replay(self._handle, on, times)
+        status = self._replay(self.handle, on, times)
         if status:
             self._library.check(status)
 

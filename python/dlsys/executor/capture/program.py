@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ...errors import DeviceLostError, DlsysError
 from ...ndarray import NDArray
 from ...runtime.device import Block, Context, stream
@@ -18,6 +20,7 @@ from ..run.python_step import Guard
 from ..run.runner import SegmentReport
 from ..run.tables import ArrayTable, Segment
 from .graph import CapturedProgram, UnrolledGraph, fixed_slots, runs_to_unroll
+from .host import HostGraph, fits
 
 _MOST_DOUBLED_NBYTES = 32 << 20  # of an arena that an unrolled graph has twice
 
@@ -51,6 +54,7 @@ class CapturingProgram(Program):
         self.unrolled_graphs: dict[int, UnrolledGraph] = {}  # by their number of runs
         self._alternating: list[Segment] = []  # the segments that these alternate between
         self._cannot_unroll = False
+        self._host_graph: HostGraph | None = None
 
     @property
     def unrolled(self) -> int:  # type: ignore[override]
@@ -142,6 +146,33 @@ class CapturingProgram(Program):
         self._place_slots(table)
         self._blocks.append(arena)
         return [own, Segment(table, self._ctx, self.plan.steps)]
+
+    def run_on_host(self, feeds: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+        """The fetches of one run, fresh arrays of the host, by a graph that reads and writes pinned
+        memory; None where that is not to be had, and in the first run.
+        """
+        if not self.runs or self.why_not_captured:
+            return None
+        on = stream(self._ctx)
+        graph = self._host_graph or self._capture_on_host(on)
+        if graph is None:
+            return None
+        self._take_blocks(on)
+        for array, value in zip(graph.feeds, feeds):
+            array[...] = value
+        graph.run(on)
+        self.runs += 1
+        return [array.copy() for array in graph.fetches]
+
+    def _capture_on_host(self, on: int) -> HostGraph | None:
+        (first, *others) = self.segments
+        if others or not isinstance(first, Segment) or None in self.plan.fetches:
+            return None
+        self._place_slots()
+        slots = [slot for slot in self._slots if slot is not None]
+        if self._rollback is None and fits([*slots, *self._fetch_slots]):
+            self._host_graph = HostGraph(first, slots, self._fetch_slots, on)
+        return self._host_graph
 
     def _place_slots(self, table: ArrayTable | None = None) -> None:
         """Lets the steps read and write the slots."""

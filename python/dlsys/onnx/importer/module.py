@@ -17,6 +17,7 @@ from ...nn.module import Module
 from ...ops.leaf import Parameter
 from ..package import onnx_package
 from . import rules as rules
+from .hoist import hoist
 from .reader import array_of, read
 from .walk import STORED, Scope, Walker, on_device
 
@@ -53,14 +54,17 @@ class _Programs(dict[Any, Any]):
 class ImportedModel(Module):
     """A model that was read from an ONNX file: call it on Nodes or Tensors, or `run` it on arrays.
 
-    Initializers of float32 and float16 are Parameters by their names, in `state_dict` as
-    `weights.NAME`; other constants are folded. inputs, outputs: a Value each. graph: the
-    GraphProto. metadata: the texts that the file has beside it, by name.
+    Initializers of float32 and float16, and constants that are weights of layers, are Parameters by
+    their names, in `state_dict` as `weights.NAME`; scalars among them, such as the eps of a
+    normalization, are not trained. Other constants are folded. inputs, outputs: a Value each.
+    graph: the GraphProto, with these as its initializers. metadata: the texts that the file has
+    beside it, by name.
 
     model: a ModelProto. folder: where its external data lies, None for none.
     """
 
     def __init__(self, model: Any, folder: Path | None = None) -> None:
+        hoist(model)
         self._model, self._folder = model, folder
         self.graph = model.graph
         self.metadata = {each.key: each.value for each in model.metadata_props}
@@ -69,7 +73,7 @@ class ImportedModel(Module):
             initializers[sparse.values.name] = _dense(sparse, folder)
         statistics, scales = (self._read_as(table) for table in (_STATISTICS, _SCALES))
         self.weights = {
-            name: Parameter(array, name, trainable=name not in statistics)
+            name: Parameter(array, name, trainable=name not in statistics and array.ndim > 0)
             for name, array in initializers.items()
             if array.dtype.name in STORED and name not in scales
         }

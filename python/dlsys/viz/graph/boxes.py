@@ -25,11 +25,11 @@ Edge = tuple[int, int]
 class Box:
     """One box: a node, or several nodes of a graph that is too large.
 
-    `kind` is that of a leaf, update, gradient, operator, or AGAIN. `name` is how another box may
-    refer to it.
+    nodes: of the graph, Nodes or those of another format. kind: that of a leaf, update, gradient,
+    operator, or AGAIN. name: how another box may refer to it.
     """
 
-    nodes: list[Node]
+    nodes: Sequence[Any]
     kind: str
     name: str
     lines: list[str]

@@ -71,7 +71,11 @@ def graph_svg(graph: Graph, shapes: Shapes | None = None, limit: int = 240) -> s
     crowded drawing a dashed box names the far end of an edge that is left out. More than `limit`
     nodes are drawn in about 40 pieces, with a note.
     """
-    all_boxes, all_edges = boxes_of(graph, shapes, limit)
+    return boxes_svg(*boxes_of(graph, shapes, limit))
+
+
+def boxes_svg(all_boxes: list[Box], all_edges: list[Edge]) -> str:
+    """Boxes, inputs before their users, and edges between their numbers, as SVG."""
     boxes, edges = uncrowded(all_boxes, all_edges)
     placed = layout([_width(box) for box in boxes], edges)
     tops = _tops(boxes, placed.ranks)

@@ -1,0 +1,103 @@
+"""Predictions between arrays of the host: one launch that reads and writes pinned memory."""
+
+from __future__ import annotations
+
+import ctypes
+import unittest
+
+import numpy as np
+
+import dlsys as dl
+from dlsys import autodiff as ad
+from dlsys import nn
+from dlsys.errors import DeviceError, OutOfRangeError
+from dlsys.executor.capture.program import CapturingProgram
+from dlsys.executor.on_host import run_on_host
+from dlsys.runtime.library import load
+from support.devices import require
+
+GPU, CPU = dl.ndarray.gpu(0), dl.ndarray.cpu(0)
+RNG = np.random.default_rng(0)
+
+
+def programs(executor: ad.Executor) -> list[CapturingProgram]:
+    """The programs of an executor."""
+    return [found[0] for found in executor._runners.values()]
+
+
+@require(GPU)
+class OnHost(unittest.TestCase):
+    def setUp(self) -> None:
+        self.x, self.w = ad.Variable("x"), ad.Parameter(np.eye(3, dtype=np.float32), "w")
+        self.executor = ad.Executor([ad.matmul_op(self.x, self.w), self.x + 1], ctx=GPU)
+
+    def check(self, rows: int) -> list[np.ndarray]:
+        x = RNG.standard_normal((rows, 3)).astype(np.float32)
+        product, more = run_on_host(self.executor, [x])
+        np.testing.assert_array_equal(product, x)
+        np.testing.assert_array_equal(more, x + 1)
+        return [product, more]
+
+    def test_results_are_fresh_arrays(self) -> None:
+        held = [self.check(2)[0] for _ in range(4)]
+        self.assertEqual(len({y.tobytes() for y in held}), 4)
+        (program,) = programs(self.executor)
+        self.assertIsNotNone(program._host_graph)
+        self.assertEqual(program.runs, 4)
+
+    def test_other_shapes_take_over_the_arena(self) -> None:
+        for rows in (2, 2, 2, 4096, 4096, 2, 2, 3, 2):
+            self.check(rows)
+
+    def test_other_runs_come_in_between(self) -> None:
+        for _ in range(3):
+            self.check(2)
+            x = np.ones((2, 3), np.float32)
+            got = self.executor.run({self.x: dl.ndarray.array(x, GPU)})[1]
+            np.testing.assert_array_equal(got.asnumpy(), x + 1)
+
+    def test_large_arrays_are_copied_in_parts(self) -> None:
+        for _ in range(3):
+            self.check(1 << 16)
+        self.assertIsNone(programs(self.executor)[0]._host_graph)
+
+    def test_a_moved_parameter_is_planned_for_anew(self) -> None:
+        for _ in range(3):
+            self.check(2)
+        self.w.set(2 * np.eye(3, dtype=np.float32))
+        x = np.ones((2, 3), np.float32)
+        np.testing.assert_array_equal(run_on_host(self.executor, [x])[0], 2 * x)
+
+    def test_values_that_are_refused(self) -> None:
+        table = ad.Parameter(RNG.standard_normal((5, 4)).astype(np.float32), "table")
+        index = ad.Variable("index", dtype=np.int64)
+        executor = ad.Executor([ad.gather_op(table, index)], ctx=GPU)
+        for _ in range(3):
+            run_on_host(executor, [np.array([1, 4])])
+        with self.assertRaises(OutOfRangeError):
+            run_on_host(executor, [np.array([1, 5])])
+        got = run_on_host(executor, [np.array([0, 3])])[0]
+        np.testing.assert_array_equal(got, table.asnumpy()[[0, 3]])
+
+    def test_one_image_of_a_convolution_with_pooling(self) -> None:
+        """An output a block: 3, 5 and 7 wide filters, windows of 2 and 3, several channels."""
+        for kernel, window, channels in ((3, 2, 1), (5, 2, 6), (7, 3, 8), (2, 3, 3), (4, 2, 40)):
+            layers = [nn.Conv2d(channels, 5, kernel, padding=1, rng=0), nn.ReLU()]
+            model = nn.Sequential(*layers, nn.MaxPool2d(window))
+            x = RNG.standard_normal((2, channels, 17, 19)).astype(np.float32)
+            program, wanted = dl.infer(model, ctx=GPU), dl.infer(model)(x)
+            for _ in range(3):
+                # Sums of up to 640 products in another order: 1e-6 was measured.
+                np.testing.assert_allclose(program(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+@require(CPU)
+class Pinned(unittest.TestCase):
+    def test_the_cpu_has_no_memory_of_its_own(self) -> None:
+        library, address = load(), ctypes.c_void_p()
+        with self.assertRaisesRegex(DeviceError, "is that of the host"):
+            library.check(library.cdll.DLHostAlloc(CPU.struct, 8, ctypes.byref(address)))
+
+
+if __name__ == "__main__":
+    unittest.main()
