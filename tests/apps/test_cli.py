@@ -94,6 +94,7 @@ class Training(unittest.TestCase):
 
 class MlpAccuracy:
     @slow
+    @sample.left_to_full("its first losses are compared with numpy's")
     def test_mlp_reaches_its_accuracy(self):
         done = command("-m", "mlp", "-c", self.ctx.name, "-e", "10", "-l")
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -138,7 +138,7 @@ class Marks(unittest.TestCase):
                 [sys.executable, Path(__file__).parents[1] / "run.py", *options, "marked"],
                 env={
                     **os.environ, "PYTHONPATH": folder, "DLSYS_REQUIRE_GPU": "0",
-                    "DLSYS_LIBRARY": "/nowhere/libdlsys.so",
+                    "DLSYS_LIBRARY": "/nowhere/libdlsys.so", sample.VARIABLE: "",
                 },
                 capture_output=True,
                 text=True,
