@@ -257,7 +257,7 @@ class RowSums {
     if (!kMade) return;
     const int tiles = params_.col_tiles;
     col_tile_ = col / T::kTileN;
-    wait_ = params_.sums ? (col_tile_ - segment.begin % tiles + tiles) % tiles : INT_MAX;
+    wait_ = params_.sums ? (col_tile_ - segment.begin % tiles + tiles) % tiles : INT32_MAX;
 #pragma unroll
     for (int q = 0; q < 4 * T::kWarpgroupM; q++) d_[q / 4][0][q % 4] = 0.f;
   }
