@@ -7,10 +7,11 @@
 // of dq in memory and their atomic additions: results are deterministic. In both a thread of a
 // producer warpgroup copies tiles by TMA, a ring of stages ahead of two consumer warpgroups, whose
 // accumulators stay in registers. A first kernel sums dy y over each row. With D the factors of
-// dropout, dv is of weights times D and the weights' gradients are D times dy vᵀ. float32 is multiplied as
-// tf32, with transposed copies of q, dy and k in the workspace where positions are summed over; in
-// the kernel of dq a block's rows are operands in registers up to size 64. What is written overlaps
-// nothing. The tensor cores limit all but short rows, with tf32 also the reads of shared memory.
+// dropout, dv is of weights times D and the weights' gradients are D times dy vᵀ. float32 is
+// multiplied as tf32, with transposed copies of q, dy and k in the workspace where positions are
+// summed over; in the kernel of dq a block's rows are operands in registers up to size 64. What is
+// written overlaps nothing. The tensor cores limit all but short rows, with tf32 also the reads of
+// shared memory.
 #include "cuda/attention/flash_tile.cuh"
 #include "cuda/reduce/group.cuh"
 

@@ -145,6 +145,7 @@ void RunBatchedGemm(const char* op, const BatchedGemm& batch, DLStream stream);
 void RunGemmByHeuristic(const char* op, const Gemm& gemm, DLStream stream);
 double HopperUs(const Gemm& gemm);          // estimated on an H200; infinite where the rung refuses
 bool StoresBothOnHopper(const Gemm& gemm);  // C, and C before its activation
+bool MakesSumsOnHopper(const Gemm& gemm);   // beside the product
 // y = activation(x) of n elements of 16 bits.
 void RunActivation(const char* op, int dtype, int activation, const void* x, void* y, int64_t n,
                    DLStream stream);

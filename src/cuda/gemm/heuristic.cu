@@ -126,7 +126,8 @@ constexpr int64_t kDeepK = 8192;
 constexpr int kDeepSplits = 64;
 constexpr double kDeepNumel = 8e6;
 constexpr double kKernelUs = 3.5;  // of a separate epilogue kernel
-constexpr double kReduceUs = 4.5;  // of a separate sum of an operand
+constexpr double kReduceUs = 4.5;  // of a separate sum of an operand, and of 16 bits its bytes
+constexpr double kSumNbytesUs = 3e6;
 
 // cuBLAS by what it multiplies: fixed cost, and FLOP per microsecond; more slowly in tf32 where A
 // is transposed.
@@ -180,6 +181,13 @@ bool FitsSharedMemory(size_t shared_limit, const TileModel& tile) {
   return tile.nbytes + 4096 <= shared_limit;
 }
 
+// Of operand sums by a kernel behind the product.
+double OperandSumsUs(const Gemm& p) {
+  if (!p.sums) return 0;
+  const double nbytes = 2. * (double)p.k * (double)(p.sums_of_a ? p.m : p.n);
+  return kReduceUs + (p.IsNarrow() ? nbytes / kSumNbytesUs : 0);
+}
+
 // cuBLAS needs further kernels for the epilogue and for operand sums.
 double CublasUs(const Gemm& p) {
   if (OwnGemmIsForced() || p.u8 != U8Operand::kNone) return INFINITY;
@@ -192,8 +200,7 @@ double CublasUs(const Gemm& p) {
     const double nbytes = (p.IsNarrow() ? 14. : 8.) + (p.epilogue.side ? 4 : 0);
     us += kKernelUs * (p.IsNarrow() ? 2 : 1) + nbytes * p.m * p.n / kEpilogueNbytesUs;
   }
-  if (p.sums) us += kReduceUs;
-  return us;
+  return us + OperandSumsUs(p);
 }
 
 // Of the tiled kernels; those of 16 bits copy their arrays from and to float32.
@@ -373,7 +380,8 @@ void RunEpilogueAndSums(const char* op, const Gemm& p, DLStream stream) {
 }
 
 void RunGemmByHeuristic(const char* op, const Gemm& p, DLStream stream) {
-  const double tiled_us = TiledUs(p), hopper_us = HopperUs(p) + (p.sums ? kReduceUs : 0);
+  const double sums_us = p.IsNarrow() && MakesSumsOnHopper(p) ? kReduceUs : OperandSumsUs(p);
+  const double tiled_us = TiledUs(p), hopper_us = HopperUs(p) + sums_us;
   const double cublas_us = CublasUs(p), own_us = std::min(tiled_us, hopper_us);
   const bool cublas = cublas_us < own_us && !*CublasError();
   if (cublas && p.IsNarrow()) return RunNarrowCublasGemm(op, p, stream);

@@ -78,6 +78,8 @@ bool StoresBothOnHopper(const Gemm& p) {
   return p.k > 0 && !Refusal(p) && HopperStoresBoth(ForHopper(p));
 }
 
+bool MakesSumsOnHopper(const Gemm& p) { return HopperMakesSums(ForHopper(p)); }
+
 bool RunBatchOnHopper(const char* op, const Gemm& first, int64_t count, DLStream stream) {
   const HopperGemm gemm = ForHopper(first, count);
   if (first.k == 0 || Refusal(first) || *HopperError(gemm)) return false;

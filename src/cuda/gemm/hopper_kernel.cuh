@@ -295,8 +295,7 @@ class RowSums {
   // Stores the part of a segment; the last split of a tile clears the parts that it does not have.
   __device__ __forceinline__ void Store(const Segment& segment, int first_row) const {
     if (!kMade || !params_.sums || threadIdx.x % 4) return;
-    const int end =
-        segment.split + 1 < segment.splits ? segment.split + 1 : params_.sum_parts;
+    const int end = segment.split + 1 < segment.splits ? segment.split + 1 : params_.sum_parts;
     const int row0 = first_row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll 1
     for (int part = segment.split; part < end; part++) {

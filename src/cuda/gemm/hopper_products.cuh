@@ -30,9 +30,9 @@ struct TilingCost {
 };
 constexpr int kPingPong = 2;
 constexpr TilingCost kCosts[kHopperTilings] = {
-    {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 3, false, true},
+    {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 4, false, true},
     {"128x256 of gradients", 128, 256, 2, 0.72, 1.2, 0.6, 7, false, true},
-    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 8.5, false, true},
+    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 8, false, true},
     {"128x128", 128, 128, 1, 0.37, 1.6, 0.4, 1.6, true, false},
     {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true}};
 

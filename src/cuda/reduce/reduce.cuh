@@ -1,7 +1,8 @@
 // SumAxis: the sum of one axis of a contiguous array of float32 or of a storage type, scaled, for
-// kernels of other files that end in one (split-K, means, gradients of biases and filters). It is the reduction of axis.cuh with the
-// monoid of sums: the order depends on the sizes only. The result is float32 or of a storage type
-// and does not overlap the array. Memory bandwidth limits it.
+// kernels of other files that end in one (split-K, means, gradients of biases and filters). It is
+// the reduction of axis.cuh with the monoid of sums: the order depends on the sizes only. The
+// result is float32 or of a storage type and does not overlap the array. Memory bandwidth limits
+// it.
 #pragma once
 #include "cuda/runtime/context.cuh"
 #include "math/storage.h"
