@@ -545,10 +545,9 @@ bool Serves(DLContext ctx, const Conv& c) {
 
 static void CheckIsOnHopper(const Call& at, const Conv& c, Pass pass, const float* x,
                             const float* f, const float* y) {
-  const char* refusal =
-      at.kernel == Kernel::kMma && pass != Pass::kFilterGradient
-          ? "it is for 16 bits or the gradient of a filter"
-          : HopperRefusal(at, c, pass, x, f, y);
+  const char* refusal = at.kernel == Kernel::kMma && pass != Pass::kFilterGradient
+                            ? "it is for 16 bits or the gradient of a filter"
+                            : HopperRefusal(at, c, pass, x, f, y);
   if (refusal)
     FailWith(DL_NOT_APPLICABLE,
              "%s: this algorithm cannot compute this in float32: %s; use implicit", at.op, refusal);

@@ -3,7 +3,6 @@
 // which rounds them, into a ring of stages; eight others multiply them from registers. Memory
 // bandwidth limits 1 x 1 filters of few channels, the issue of mma others.
 #include "cuda/conv/channels_last_wgrad.cuh"
-
 #include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
@@ -92,8 +91,8 @@ __device__ __forceinline__ void LoadOperand(const WgradTask& task, bool from_pix
 
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
-    WgradKernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                const __grid_constant__ WgradTask task) {
+    WgradKernel(const __grid_constant__ CUtensorMap map_a,
+                const __grid_constant__ CUtensorMap map_b, const __grid_constant__ WgradTask task) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ __align__(8) uint64_t barriers[2 * T::kStages];
   unsigned char* shared = DynamicShared<unsigned char>();
