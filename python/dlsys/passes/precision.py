@@ -4,7 +4,7 @@
 sm_80 on: their operands keep 10 bits of mantissa, the sums stay float32. `3xtf32` does so thrice,
 with each operand of a matrix product as the sum of two, and errors like float32's. Where there are
 no tensor cores, on the CPU, and where a kernel has no such form, both are fp32: of batched products
-by their heuristic, of most convolutions of few channels, and with 3xtf32 of all convolutions. `bf16`
+by their heuristic, of most convolutions of few channels, of all convolutions with 3xtf32. `bf16`
 is a policy of storage (executor/autocast.py), whose values tf32 multiplies exactly.
 """
 
