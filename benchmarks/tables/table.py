@@ -38,7 +38,12 @@ FILES = (
     *(
         ROOT / "docs" / name
         for name in (
-            "performance.md", "reliability.md", "scale.md", "serve.md", "inference.md", "onnx.md"
+            "performance.md",
+            "reliability.md",
+            "scale.md",
+            "serve.md",
+            "inference.md",
+            "onnx.md",
         )
     ),
     *(ROOT / "docs" / "learn" / name for name in ("gemm.md", "conv.md", "attention.md")),

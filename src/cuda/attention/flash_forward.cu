@@ -9,8 +9,8 @@
 // are persistent, and under a causal mask take pairs of a long and a short tile; heads go in bands
 // whose k and v stay in L2. float32 is multiplied as tf32, with v from a transposed copy in the
 // workspace. Dropped weights are 0 in the product with v alone; their words are drawn while
-// products are under way. y overlaps nothing. Exponentials and the tensor cores limit it about equally at size
-// 64, the tensor cores at 128.
+// products are under way. y overlaps nothing. Exponentials and the tensor cores limit it about
+// equally at size 64, the tensor cores at 128.
 #include "cuda/attention/flash_tile.cuh"
 
 namespace dlsys {

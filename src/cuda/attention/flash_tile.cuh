@@ -366,8 +366,8 @@ class KeptOfKeys {
  public:
   __device__ __forceinline__ KeptOfKeys(const Drawn& drawn, int sample, int row, int key) {
     const int lane = threadIdx.x % 32, number = lane / 4 % 4;
-    const uint64_t block = drawn.Block(sample, row + lane % 4 * 2 + number % 2,
-                                       key - number + number / 2 * 8);
+    const uint64_t block =
+        drawn.Block(sample, row + lane % 4 * 2 + number % 2, key - number + number / 2 * 8);
     uint32_t own = 0;
 #pragma unroll
     for (int j = 0; j < 8; j++) own |= drawn.Kept(block + (uint64_t)j * 8 * drawn.OfRow()) << j * 4;
