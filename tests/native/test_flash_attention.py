@@ -14,10 +14,12 @@ from dlsys import autodiff as ad
 from dlsys import functional as F
 from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
 from dlsys.errors import DeviceError, NotApplicableError
+from dlsys.ops.attention.attention import dropped_attention_op
 from dlsys.ops.attention.heads import heads_of
 from dlsys.runtime.device import gpu
 from dlsys.runtime.library import load
 from support.devices import EMULATED, require
+from support.families.random import SEED, keeps
 
 TF32 = np.dtype(np.float32)  # which the tensor cores read as tf32
 DTYPES = (bfloat16, FLOAT16, TF32)
@@ -63,17 +65,25 @@ def policy(dtype: Any) -> str:
     return "tf32" if dtype is TF32 else "fp32"
 
 
-def computed(given: list[np.ndarray], dtype: Any, causal: bool, algo: str | None) -> list[Any]:
-    """The output and the gradients of q, k and v."""
+def computed(
+    given: list[np.ndarray], dtype: Any, causal: bool, algo: str | None, keep: float = 1.0
+) -> list[Any]:
+    """The output and the gradients of q, k and v; `keep` is the share of weights that dropout
+    leaves.
+    """
     q, k, v, dy = (ad.Variable(name, x.shape, dtype) for name, x in zip("qkvd", given))
-    y = F.scaled_dot_product_attention(q, k, v, causal=causal, algo=algo)
+    if keep == 1.0:
+        y = F.scaled_dot_product_attention(q, k, v, causal=causal, algo=algo)
+    else:
+        drawn = dict(seed=SEED, node=0, threshold=round(keep * 2**32), keep=1 / keep, algo=algo)
+        y = dropped_attention_op(q, k, v, ad.Parameter(np.int64(0)), causal=causal, **drawn)[0]
     executor = ad.Executor([y, *ad.gradients(y, [q, k, v], dy)], gpu(0), policy(dtype))
     feeds = dict(zip((q, k, v, dy), given))
     return [x.astype(np.float64) for x in executor.run(feeds, convert_to_numpy_ret_vals=True)]
 
 
 def reference(
-    given: list[np.ndarray], dtype: Any, causal: bool
+    given: list[np.ndarray], dtype: Any, causal: bool, keep: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """The same in float64, each with the most by which it may be off: computed operands of
     products are rounded, as is each result, and with y the sum of y dy of its row.
@@ -87,17 +97,19 @@ def reference(
         scores[:, :, ~np.tri(*scores.shape[2:], dtype=bool)] = -np.inf
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
-    y = p @ v
+    factors = keeps(p.shape, keep) / keep
+    left = p * factors
+    y = left @ v
     row_sums = np.sum(y * dy, axis=-1, keepdims=True)
-    d_scores = p * (dy @ np.swapaxes(v, -1, -2) - row_sums) * scale
+    d_scores = p * (factors * (dy @ np.swapaxes(v, -1, -2)) - row_sums) * scale
     off_sums = unit * np.sum(np.abs(y * dy), axis=-1, keepdims=True)
     off_scores = unit * np.abs(d_scores) + p * off_sums * scale
     across = lambda x: np.swapaxes(x, -1, -2)  # noqa: E731
     results = [
-        (y, unit * (p @ np.abs(v))),
+        (y, unit * (left @ np.abs(v))),
         (d_scores @ k, off_scores @ np.abs(k)),
         (summed(across(d_scores) @ q), summed(across(off_scores) @ np.abs(q))),
-        (summed(across(p) @ dy), summed(unit * across(p) @ np.abs(dy))),
+        (summed(across(left) @ dy), summed(unit * across(left) @ np.abs(dy))),
     ]
     # Of float32: scores, their exponentials and sums; and the smallest float16.
     return [(x, 1.02 * off + unit * np.abs(x) + 2e-5 * (1 + off) + 2.0**-24) for x, off in results]
@@ -113,11 +125,11 @@ class FlashAttention(unittest.TestCase):
         except DeviceError as error:
             self.skipTest(str(error))
 
-    def check(self, shape: Shape, dtype: Any, causal: bool) -> None:
+    def check(self, shape: Shape, dtype: Any, causal: bool, keep: float = 1.0) -> None:
         given = arrays(shape, dtype)
-        found = computed(given, dtype, causal, "flash")
+        found = computed(given, dtype, causal, "flash", keep)
         for name, got, (wanted, most) in zip(
-            ("y", "dq", "dk", "dv"), found, reference(given, dtype, causal)
+            ("y", "dq", "dk", "dv"), found, reference(given, dtype, causal, keep)
         ):
             off = np.abs(got - wanted) - most
             self.assertTrue((off <= 0).all(), f"{name} is off by {off.max():.3g} too much")
@@ -128,6 +140,15 @@ class FlashAttention(unittest.TestCase):
                 continue  # slow there, and the kernels are one template
             with self.subTest(shape=shape, dtype=str(dtype), causal=causal):
                 self.check(shape, dtype, causal)
+
+    def test_dropped_weights(self) -> None:
+        """The same weights as anywhere else are dropped; keys come in fours."""
+        shapes = (Shape(2, 2, 1, 130, 192, 64), Shape(1, 4, 2, 257, 132, 128))
+        for shape, dtype, causal in itertools.product(shapes, DTYPES[:2], (False, True)):
+            if EMULATED and (dtype is FLOAT16) == causal:
+                continue  # slow there
+            with self.subTest(shape=shape, dtype=str(dtype), causal=causal):
+                self.check(shape, dtype, causal, keep=0.7)
 
     def test_packed_heads_give_the_same_bits(self) -> None:
         """Rows that lie apart, among those of other heads, are read and written alike; sizes of 80
@@ -192,6 +213,15 @@ class FlashAttention(unittest.TestCase):
             for x, y, z in zip(own, named, other):
                 np.testing.assert_array_equal(x, y)
                 self.assertTrue((x != z).any(), "tiled has the same bits: this shows nothing")
+
+    def test_dropout_it_refuses(self) -> None:
+        cases = ((Shape(1, 1, 1, 8, 6, 8), bfloat16, "keys in multiples of four"),
+                 (Shape(1, 1, 1, 8, 8, 8), TF32, "weights of float32"))  # fmt: skip
+        for shape, dtype, text in cases:
+            given = arrays(shape, dtype)
+            with self.subTest(text), self.assertRaisesRegex(NotApplicableError, text):
+                computed(given, dtype, True, "flash", 0.5)
+            computed(given, dtype, True, "tiled", 0.5)
 
     def test_refusals_name_what_serves(self) -> None:
         q, k, v = (rounded(x, bfloat16) for x in arrays(SHAPES[1], bfloat16)[:3])

@@ -42,8 +42,9 @@ const std::vector<Algorithm>& AttentionAlgorithms() {
 }
 
 FlashProblem ForFlash(const Attention& p, int dtype, DLContext ctx) {
-  return {p.batch, p.heads, p.kv_heads, p.rows, p.columns, p.size,   p.of_q,
-          p.of_k,  p.of_v,  p.of_y,     dtype,  p.scale,   p.causal, ctx};
+  const FlashDropout dropout = {p.step, p.seed, p.node, (uint32_t)(p.threshold - 1), p.keep};
+  return {p.batch, p.heads, p.kv_heads, p.rows,  p.columns, p.size,  p.of_q, p.of_k,
+          p.of_v,  p.of_y,  dtype,      p.scale, p.causal,  dropout, ctx};
 }
 
 // Why `flash` cannot compute a problem, null where it can.
@@ -51,7 +52,9 @@ const char* FlashRefusal(const Attention& p, int dtype, int64_t precision, DLCon
   if (dtype == DL_FLOAT32 && (Precision)precision != Precision::kTf32)
     return "it takes float32 at precision tf32";
   if (p.mask.data || p.lengths.data || p.query_lengths.data) return "it takes no mask or lengths";
-  if (p.step) return "it drops no weights";
+  if (p.step && dtype == DL_FLOAT32) return "it drops no weights of float32";
+  if (p.step && (p.columns % 4 || p.threshold == 0))
+    return "it drops weights of keys in multiples of four, not all of them";
   if (p.size != p.value_size) return "it takes heads of keys and values of one size";
   const char* error = FlashError(ForFlash(p, dtype, ctx));
   return *error ? error : nullptr;

@@ -8,6 +8,15 @@
 namespace dlsys {
 namespace cuda {
 
+// Dropout of the weights: an element is kept where its word of Philox is at most `limit`, and then
+// multiplied by `keep` (math/attention.h).
+struct FlashDropout {
+  const uint64_t* step;  // null without dropout
+  uint64_t seed;
+  uint32_t node, limit;
+  float keep;
+};
+
 // y = softmax(q kᵀ · scale) v.
 struct FlashProblem {
   int64_t batch, heads, kv_heads;  // kv_heads divides heads
@@ -16,6 +25,7 @@ struct FlashProblem {
   int dtype;                               // of 16 bits, or float32, multiplied as tf32
   float scale;
   bool causal;  // row r sees the columns up to r
+  FlashDropout dropout;
   DLContext ctx;
 };
 

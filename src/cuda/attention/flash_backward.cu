@@ -6,7 +6,8 @@
 // rows. Computing the scores twice, seven products where five would do, spares float32 partial sums
 // of dq in memory and their atomic additions: results are deterministic. In both a thread of a
 // producer warpgroup copies tiles by TMA, a ring of stages ahead of two consumer warpgroups, whose
-// accumulators stay in registers. A first kernel sums dy y over each row. float32 is multiplied as
+// accumulators stay in registers. A first kernel sums dy y over each row. With D the factors of
+// dropout, dv is of weights times D and the weights' gradients are D times dy vᵀ. float32 is multiplied as
 // tf32, with transposed copies of q, dy and k in the workspace where positions are summed over; in
 // the kernel of dq a block's rows are operands in registers up to size 64. What is written overlaps
 // nothing. The tensor cores limit all but short rows, with tf32 also the reads of shared memory.
@@ -182,7 +183,7 @@ class OfRows {
   float2 read_[kAhead ? kRows / 8 : 1];
 };
 
-template <class E, class T, bool kCausal>
+template <class E, class T, bool kCausal, bool kDrops>
 __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Result<E>* to_dv,
                                                const Params& params, unsigned char* shared,
                                                uint32_t barriers) {
@@ -192,6 +193,7 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
   const float scale = params.scale * kLog2E;
   RingPosition<T::kStages> at;
   RingPosition<T::kStagesK> at_k;
+  [[maybe_unused]] std::conditional_t<kDrops, Drawn, const Params&> drawn(params);
   KeyTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_k.Advance()) {
     const int key = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
@@ -201,7 +203,7 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
     SetZero(dk);
     SetZero(dv);
     WaitForStage(barriers, T::kK, at_k);
-    int block = tile.begin;
+    int block = tile.begin, sample = tile.sample * (int)params.group.value;
     for (int turn = 0; turn < (tile.end - tile.begin) * (int)params.group.value;
          turn++, at.Advance()) {
       const uint32_t q = memory + T::kOfQ + at.stage * T::kTileQ;
@@ -209,7 +211,8 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       const float* lse = (const float*)(shared + T::kOfLse) + at.stage * 2 * T::kRows;
       const float* row_sums = lse + T::kRows;
       const int row = block * T::kRows;
-      if (++block == tile.end) block = tile.begin;  // of the next head
+      [[maybe_unused]] const int of_rows = sample;
+      if (++block == tile.end) block = tile.begin, sample++;  // of the next head
       const auto release_rows = [&] {
         ReleaseStage(barriers, T::kQ, at.stage);
         ReleaseStage(barriers, T::kDy, at.stage);
@@ -241,6 +244,12 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       BeginProducts();
       BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
       OfRows<T::kRows, T::kReadsAhead> shifts(lse), of_dy(row_sums);
+      [[maybe_unused]] const auto kept = [&] {
+        if constexpr (kDrops)
+          return KeptOfKeys(drawn, of_rows, row, key);
+        else
+          return 0;
+      }();
       WaitForProducts<1>();
 #pragma unroll
       for (int j = 0; j < T::kRows / 8; j++) {
@@ -257,7 +266,17 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
             if (key + e / 2 * 8 > row + j * 8 + l % 4 * 2 + e % 2) weights[j][e] = 0.f;
         }
       }
-      Round<E, true>(weights, operand);
+      if constexpr (kDrops) {
+        Sums<T::kRows> left;
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; j++) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) left[j][e] = kept.At(j, e) ? weights[j][e] : 0.f;
+        }
+        Round<E, true>(left, operand);
+      } else {
+        Round<E, true>(weights, operand);
+      }
       WaitForProducts<0>();
       wait_for_copy(T::kSummedDy);
       BeginProducts();
@@ -266,8 +285,11 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       for (int j = 0; j < T::kRows / 8; j++) {
         const float2 sum = of_dy.At(j);
 #pragma unroll
-        for (int e = 0; e < 4; e++)
+        for (int e = 0; e < 4; e++) {
+          if constexpr (kDrops)
+            gradients[j][e] = kept.At(j, e) ? gradients[j][e] * params.dropout.keep : 0.f;
           gradients[j][e] = weights[j][e] * (gradients[j][e] - (e % 2 ? sum.y : sum.x));
+        }
       }
       Operand<E, T::kRows> of_scores;
       Round<E, false>(gradients, of_scores);
@@ -283,7 +305,10 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
 #pragma unroll
-      for (int e = 0; e < 4; e++) dk[j][e] *= params.scale;
+      for (int e = 0; e < 4; e++) {
+        dk[j][e] *= params.scale;
+        if constexpr (kDrops) dv[j][e] *= params.dropout.keep;
+      }
     }
     const int first = tile.row + consumer * 64;
     const Head head(tile.sample, params.kv_heads);
@@ -293,7 +318,7 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
   if (thread == 0) WaitForStores();
 }
 
-template <class E, class T, bool kCausal>
+template <class E, class T, bool kCausal, bool kDrops>
 __global__ __launch_bounds__(T::kThreads,
                              1) void FlashKeysKernel(const __grid_constant__ KeysMaps maps,
                                                      const __grid_constant__ Result<E> to_dk,
@@ -313,7 +338,7 @@ __global__ __launch_bounds__(T::kThreads,
       ProduceForKeys<E, T, kCausal>(maps, params, SharedAddress(shared), barriers);
   } else {
     RaiseRegisters<240>();
-    ConsumeForKeys<E, T, kCausal>(&to_dk, &to_dv, params, shared, barriers);
+    ConsumeForKeys<E, T, kCausal, kDrops>(&to_dk, &to_dv, params, shared, barriers);
   }
   TriggerProgrammaticLaunch();
 #endif
@@ -380,7 +405,7 @@ __device__ __forceinline__ void ProduceForRows(const RowsMaps& maps, const Param
   }
 }
 
-template <class E, class T, bool kCausal>
+template <class E, class T, bool kCausal, bool kDrops>
 __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Params& params,
                                                const unsigned char* shared, uint32_t barriers) {
   const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
@@ -389,6 +414,7 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
   const float scale = params.scale * kLog2E;
   RingPosition<T::kStages> at;
   RingPosition<T::kStagesQ> at_q;
+  [[maybe_unused]] std::conditional_t<kDrops, Drawn, const Params&> drawn(params);
   RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_q.Advance()) {
     const int row = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
@@ -435,6 +461,12 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
         BeginProduct<E>(gradients, of_dy, v, false);
       else
         BeginProduct<E, T::kSize, T::kRows>(gradients, dy, v);
+      [[maybe_unused]] const auto kept = [&] {
+        if constexpr (kDrops)
+          return KeptOfRows<T::kKeys / 8>(drawn, tile.sample, row, column);
+        else
+          return 0;
+      }();
       WaitForProducts<1>();
 #pragma unroll
       for (int j = 0; j < T::kKeys / 8; j++) {
@@ -449,8 +481,11 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
 #pragma unroll
       for (int j = 0; j < T::kKeys / 8; j++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++)
+        for (int e = 0; e < 4; e++) {
+          if constexpr (kDrops)
+            gradients[j][e] = kept.At(j, e) ? gradients[j][e] * params.dropout.keep : 0.f;
           gradients[j][e] = weights[j][e] * (gradients[j][e] - sums[e / 2]);
+        }
       }
       Round<E, false>(gradients, operand);
       constexpr int kSummed = kTf32<E> ? T::kSummedK : T::kK;
@@ -472,7 +507,7 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
   if (thread == 0) WaitForStores();
 }
 
-template <class E, class T, bool kCausal>
+template <class E, class T, bool kCausal, bool kDrops>
 __global__ __launch_bounds__(T::kThreads,
                              1) void FlashRowsKernel(const __grid_constant__ RowsMaps maps,
                                                      const __grid_constant__ Result<E> to_dq,
@@ -491,7 +526,7 @@ __global__ __launch_bounds__(T::kThreads,
       ProduceForRows<E, T, kCausal>(maps, params, SharedAddress(shared), barriers);
   } else {
     RaiseRegisters<240>();
-    ConsumeForRows<E, T, kCausal>(&to_dq, params, shared, barriers);
+    ConsumeForRows<E, T, kCausal, kDrops>(&to_dq, params, shared, barriers);
   }
   TriggerProgrammaticLaunch();
 #endif
@@ -536,17 +571,19 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
   constexpr int64_t kNbytes = (kTf32<E> ? 4 : 2) * sizeof(E);  // of q and dy, or of k and v
   params.grid = GridOf(key_tiles, kv_samples, p.causal, kNbytes * p.rows * p.size * group, 1,
                        multiprocessors);
-  LaunchClusters(op,
-                 p.causal ? FlashKeysKernel<E, OfKeys, true> : FlashKeysKernel<E, OfKeys, false>,
-                 (unsigned)params.grid.blocks, 1, OfKeys::kThreads, OfKeys::kNbytes, true, stream,
-                 of_keys, ResultOf<E>(op, p, KeysOf(p, p.of_k, arrays.dk)),
-                 ResultOf<E>(op, p, KeysOf(p, p.of_v, arrays.dv)), params);
+  WithVariant<E>(p, [&](auto causal, auto drops) {
+    LaunchClusters(op, FlashKeysKernel<E, OfKeys, causal.value, drops.value>,
+                   (unsigned)params.grid.blocks, 1, OfKeys::kThreads, OfKeys::kNbytes, true, stream,
+                   of_keys, ResultOf<E>(op, p, KeysOf(p, p.of_k, arrays.dk)),
+                   ResultOf<E>(op, p, KeysOf(p, p.of_v, arrays.dv)), params);
+  });
   params.grid =
       GridOf(row_tiles, samples, p.causal, kNbytes * p.columns * p.size, group, multiprocessors);
-  LaunchClusters(op,
-                 p.causal ? FlashRowsKernel<E, OfRows, true> : FlashRowsKernel<E, OfRows, false>,
-                 (unsigned)params.grid.blocks, 1, OfRows::kThreads, OfRows::kNbytes, true, stream,
-                 of_rows, ResultOf<E>(op, p, RowsOf(p, p.of_q, arrays.dq)), params);
+  WithVariant<E>(p, [&](auto causal, auto drops) {
+    LaunchClusters(op, FlashRowsKernel<E, OfRows, causal.value, drops.value>,
+                   (unsigned)params.grid.blocks, 1, OfRows::kThreads, OfRows::kNbytes, true, stream,
+                   of_rows, ResultOf<E>(op, p, RowsOf(p, p.of_q, arrays.dq)), params);
+  });
 }
 
 template <class E>

@@ -8,7 +8,8 @@
 // the two consumers take turns on the tensor cores. The weights never leave the registers. Blocks
 // are persistent, and under a causal mask take pairs of a long and a short tile; heads go in bands
 // whose k and v stay in L2. float32 is multiplied as tf32, with v from a transposed copy in the
-// workspace. y overlaps nothing. Exponentials and the tensor cores limit it about equally at size
+// workspace. Dropped weights are 0 in the product with v alone; their words are drawn while
+// products are under way. y overlaps nothing. Exponentials and the tensor cores limit it about equally at size
 // 64, the tensor cores at 128.
 #include "cuda/attention/flash_tile.cuh"
 
@@ -132,16 +133,16 @@ __device__ __forceinline__ void TakeExponentials(float (&scores)[kColumns][4], R
                      ((sum[half][0] + sum[half][1]) + (sum[half][2] + sum[half][3]));
 }
 
-// Divides rows by their sums, and writes the sums' logarithms.
+// Divides rows by their sums, times `keep`, and writes the sums' logarithms.
 template <int kColumns>
 __device__ __forceinline__ void Finish(float (&y)[kColumns][4], const RowState& rows,
-                                       const Params& params, int row, int sample) {
+                                       const Params& params, int row, int sample, float keep) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     float sum = rows.sum[half];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    const float inverse = sum == 0.f ? 0.f : Reciprocal(sum);
+    const float inverse = sum == 0.f ? 0.f : Reciprocal(sum) * keep;
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
       y[j][half * 2] *= inverse;
@@ -154,7 +155,7 @@ __device__ __forceinline__ void Finish(float (&y)[kColumns][4], const RowState& 
   }
 }
 
-template <class E, class T, bool kCausal>
+template <class E, class T, bool kCausal, bool kDrops>
 __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& params,
                                         const unsigned char* shared, uint32_t barriers) {
   const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
@@ -171,10 +172,28 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
     ReleaseStage(barriers, pair, at.stage);
     at.Advance();
   };
+  [[maybe_unused]] std::conditional_t<kDrops, Drawn, const Params&> drawn(params);
   RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile);) {
     const int row = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
     const int of_warpgroup = at_q.stage * T::kTileQ + consumer * 64 * 128;  // its part of q
+    // Which weights of a block are kept, and their rounding with the others 0.
+    const auto kept_of = [&](int block) {
+      if constexpr (kDrops)
+        return KeptOfRows<T::kKeys / 8>(drawn, tile.sample, row, block * T::kKeys);
+      else
+        return 0;
+    };
+    const auto round = [&](auto& scores, auto& weights, const auto& kept) {
+      if constexpr (kDrops) {
+#pragma unroll
+        for (int j = 0; j < T::kKeys / 8; j++) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) scores[j][e] = kept.At(j, e) ? scores[j][e] : 0.f;
+        }
+      }
+      Round<E, true>(scores, weights);
+    };
     Sums<T::kSize> y;
     Sums<T::kKeys> scores;
     Operand<E, T::kKeys> weights;
@@ -210,6 +229,7 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
     }
     wait(T::kK, at_k);
     begin_scores();
+    const auto kept_first = kept_of(block);
     WaitForProducts<0>();
     release(T::kK, at_k);
     constexpr int kHalf = T::kKeys / 16;
@@ -229,7 +249,7 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
       hide(scores, block);
       TakeExponentials(scores, rows, params.scale, shrink);
     }
-    Round<E, true>(scores, weights);
+    round(scores, weights, kept_first);
     if (tile.end > 1 && consumer == 1) ArriveThreads(kTurn, 256);
     while (--block >= 0) {
       wait(T::kK, at_k);
@@ -242,6 +262,7 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
         if (block > 0 || consumer == 0) ArriveThreads(kTurn + 1 - consumer, 256);
       };
       if (!T::kPassesLate) pass();
+      const auto kept = kept_of(block);
       WaitForProducts<1>();
       release(T::kK, at_k);
       // Tiles of keys as long as those of rows have nothing to hide but in the last one.
@@ -256,7 +277,7 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
 #pragma unroll
         for (int e = 0; e < 4; e++) y[j][e] *= shrink[e / 2];
       }
-      Round<E, true>(scores, weights);
+      round(scores, weights, kept);
     }
     if constexpr (!T::kReadsQ) release(T::kQ, at_q);
     wait(T::kV, at_v);
@@ -264,14 +285,14 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
     BeginProduct<E>(y, weights, v());
     WaitForProducts<0>();
     release(T::kV, at_v);
-    Finish(y, rows, params, row, tile.sample);
+    Finish(y, rows, params, row, tile.sample, kDrops ? params.dropout.keep : 1.f);
     StoreRows<E>(y, to_y, staging, tile.row + consumer * 64, Head(tile.sample, params.heads),
                  1 + consumer);
   }
   if (thread == 0) WaitForStores();
 }
 
-template <class E, class T, bool kCausal>
+template <class E, class T, bool kCausal, bool kDrops>
 __global__ __launch_bounds__(T::kThreads,
                              1) void FlashForwardKernel(const __grid_constant__ CUtensorMap map_q,
                                                         const __grid_constant__ CUtensorMap map_k,
@@ -292,7 +313,7 @@ __global__ __launch_bounds__(T::kThreads,
       Produce<E, T, kCausal>(&map_q, &map_k, &map_v, params, SharedAddress(shared), barriers);
   } else {
     RaiseRegisters<240>();
-    Consume<E, T, kCausal>(&to_y, params, shared, barriers);
+    Consume<E, T, kCausal, kDrops>(&to_y, params, shared, barriers);
   }
   TriggerProgrammaticLaunch();
 #endif
@@ -310,13 +331,16 @@ void LaunchForward(const char* op, const FlashProblem& problem, const FlashForwa
                        Multiprocessors(p.ctx.device_id));
   params.scale = p.scale * kLog2E;
   params.lse = arrays.lse;
-  const auto kernel = p.causal ? FlashForwardKernel<E, T, true> : FlashForwardKernel<E, T, false>;
   const Heads q = RowsOf(p, p.of_q, arrays.q), k = KeysOf(p, p.of_k, arrays.k);
   const Heads v = KeysOf(p, p.of_v, arrays.v), y = RowsOf(p, p.of_y, arrays.y);
   SummedArrays<E> summed(op, p, {v}, stream);
-  LaunchClusters(op, kernel, (unsigned)params.grid.blocks, 1, T::kThreads, T::kNbytes, true, stream,
-                 MapOf<E>(op, p, q, T::kRows), MapOf<E>(op, p, k, T::kKeys),
-                 summed.template NextMap<T::kSize>(v, T::kKeys), ResultOf<E>(op, p, y), params);
+  const CUtensorMap of_v = summed.template NextMap<T::kSize>(v, T::kKeys);
+  WithVariant<E>(p, [&](auto causal, auto drops) {
+    LaunchClusters(op, FlashForwardKernel<E, T, causal.value, drops.value>,
+                   (unsigned)params.grid.blocks, 1, T::kThreads, T::kNbytes, true, stream,
+                   MapOf<E>(op, p, q, T::kRows), MapOf<E>(op, p, k, T::kKeys), of_v,
+                   ResultOf<E>(op, p, y), params);
+  });
 }
 
 template <class E>

@@ -17,6 +17,7 @@
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/ring.cuh"
 #include "cuda/runtime/tensor_map.cuh"
+#include "math/philox.h"
 
 namespace dlsys {
 namespace cuda {
@@ -125,6 +126,7 @@ struct Shape {
   int rows, columns;
   Divisor heads, kv_heads, group;  // `group` heads of q share one of k and v
   Grid grid;
+  FlashDropout dropout;
 
   Shape() = default;
   explicit Shape(const FlashProblem& p)
@@ -132,7 +134,8 @@ struct Shape {
         columns((int)p.columns),
         heads(p.heads),
         kv_heads(p.kv_heads),
-        group(p.heads / p.kv_heads) {}
+        group(p.heads / p.kv_heads),
+        dropout(p.dropout) {}
 };
 
 // A head of a sample by its number among all.
@@ -296,6 +299,99 @@ __device__ __forceinline__ void Hide(float (&scores)[kColumns][4], int row, int 
       if (at >= columns || (kCausal && at > row + e / 2 * 8)) scores[j][e] = hidden;
     }
   }
+}
+
+// ---- dropout ----
+
+// The words of the weights of this run. Four neighboring columns share a block of four words, whose
+// 40 multiplications cost more than the exponentials: so lanes draw for each other. Columns come in
+// fours.
+class Drawn {
+ public:
+  __device__ __forceinline__ Drawn(const Shape& shape)
+      : stream_{shape.dropout.seed, *shape.dropout.step, shape.dropout.node},
+        limit_(shape.dropout.limit),
+        rows_(shape.rows),
+        blocks_(shape.columns / 4) {}
+
+  // The block of words of a row of a sample at a column; those of the next row are OfRow() on.
+  __device__ __forceinline__ uint64_t Block(int sample, int row, int column) const {
+    return ((uint64_t)sample * rows_ + row) * blocks_ + column / 4;
+  }
+  __device__ __forceinline__ uint32_t OfRow() const { return blocks_; }
+  // Which of the four weights of a block are kept, a bit each.
+  __device__ __forceinline__ uint32_t Kept(uint64_t block) const {
+    const philox::Words words = stream_.At(block);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++) bits |= (uint32_t)(words.word[k] <= limit_) << k;
+    return bits;
+  }
+
+ private:
+  philox::Stream stream_;
+  uint32_t limit_, rows_, blocks_;
+};
+
+// Which weights of a thread's accumulators are kept, of rows of queries; `column` is the first of
+// all. The two lanes that share blocks draw those of one of their rows each.
+template <int kColumns>
+class KeptOfRows {
+ public:
+  __device__ __forceinline__ KeptOfRows(const Drawn& drawn, int sample, int row, int column) {
+    const int lane = threadIdx.x % 4, odd = lane % 2;
+    const uint64_t block = drawn.Block(sample, row + odd * 8, column) + lane / 2;
+#pragma unroll
+    for (int word = 0; word < kWords; word++) {
+      uint32_t own = 0;
+#pragma unroll
+      for (int j = 0; j < 8; j++) own |= drawn.Kept(block + (word * 8 + j) * 2) << j * 4;
+      const uint32_t others = __shfl_xor_sync(0xffffffffu, own, 1);
+      bits_[0][word] = (odd ? others : own) >> odd * 2;
+      bits_[1][word] = (odd ? own : others) >> odd * 2;
+    }
+  }
+  __device__ __forceinline__ bool At(int j, int e) const {
+    return bits_[e / 2][j / 8] >> (j % 8 * 4 + e % 2) & 1;
+  }
+
+ private:
+  static constexpr int kWords = kColumns / 8;
+  uint32_t bits_[2][kWords];
+};
+
+// The same of transposed weights: `key` is this thread's first one, `row` the first of all. Of the
+// four lanes that share blocks each draws what one of the four elements of all of them takes.
+class KeptOfKeys {
+ public:
+  __device__ __forceinline__ KeptOfKeys(const Drawn& drawn, int sample, int row, int key) {
+    const int lane = threadIdx.x % 32, number = lane / 4 % 4;
+    const uint64_t block = drawn.Block(sample, row + lane % 4 * 2 + number % 2,
+                                       key - number + number / 2 * 8);
+    uint32_t own = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++) own |= drawn.Kept(block + (uint64_t)j * 8 * drawn.OfRow()) << j * 4;
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+      bits_[e] = __shfl_sync(0xffffffffu, own, (lane & ~12) | e << 2) >> number;
+  }
+  __device__ __forceinline__ bool At(int j, int e) const { return bits_[e] >> j * 4 & 1; }
+
+ private:
+  uint32_t bits_[4];
+};
+
+// Calls run(causal, drops), two std::bool_constant. Weights of float32 are never dropped here.
+template <class E, class F>
+void WithVariant(const FlashProblem& p, F&& run) {
+  const auto with = [&](auto drops) {
+    if (p.causal) return run(std::true_type(), drops);
+    run(std::false_type(), drops);
+  };
+  if constexpr (!kTf32<E>) {
+    if (p.dropout.step) return with(std::true_type());
+  }
+  with(std::false_type());
 }
 
 // The bits of a number that tensor cores cut to tf32, rounded to nearest; a weight is no less than
