@@ -73,7 +73,7 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "seconds": round(seconds),
         "resident_kib": {"at": at[1:], "is": kib[1:]},
         "bytes_a_request": round(float(slope), 3),
-        "held": not failed and slope < _BYTES_A_REQUEST,
+        "held": not failed and bool(slope < _BYTES_A_REQUEST),
     }
 
 
