@@ -104,8 +104,8 @@ class Refused(unittest.TestCase):
         for pattern, line in (
             ("there is no command 'minst', only cifar, .*; did you mean mnist[?]", "minst"),
             (
-                "there is no command 'x', only cifar, detect, evaluate, explain, export, gpt, info, "
-                "mnist, predict, style, superres",
+                "there is no command 'x', only cifar, detect, evaluate, explain, export, gpt, "
+                "info, mnist, predict, style, superres",
                 "x",
             ),
             ("unrecognized arguments: --verison; did you mean --version[?]", "--verison"),
