@@ -102,8 +102,12 @@ class Registry(unittest.TestCase):
 class Refused(unittest.TestCase):
     def test_in_one_sentence_with_status_2(self) -> None:
         for pattern, line in (
-            ("there is no command 'minst', only detect, .*; did you mean mnist[?]", "minst"),
-            ("there is no command 'x', only detect, evaluate, export, gpt, info, mnist", "x"),
+            ("there is no command 'minst', only cifar, .*; did you mean mnist[?]", "minst"),
+            (
+                "there is no command 'x', only cifar, detect, evaluate, explain, export, gpt, "
+                "info, mnist, predict, style, superres",
+                "x",
+            ),
             ("unrecognized arguments: --verison; did you mean --version[?]", "--verison"),
             ("unrecognized arguments: --batchsize 3; did you mean --batch-size[?]",
              "mnist --batchsize 3"),

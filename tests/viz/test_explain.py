@@ -102,7 +102,7 @@ class Maps(unittest.TestCase):
         explainer(images)
         executor, x, wanted = explainer._program((1, 28, 28))
         labels = np.array([3, 5])
-        shares = explainer.integrated(
+        shares = explainer._integrated(
             lambda i, c: executor.run({x: i, wanted: c}, True), images, labels
         )
         logits = [train.predict(model, np.array(i)) for i in (images, images * 0)]

@@ -100,7 +100,7 @@ class Explainer:
         maps, predicted, probabilities = ask(images, indices)  # of occlusion: the logits
         chosen = np.where(indices < 0, predicted, indices)
         if self.method == "integrated_gradients":
-            maps = np.abs(self.integrated(ask, images, chosen).sum(axis=1))
+            maps = np.abs(self._integrated(ask, images, chosen).sum(axis=1))
         elif self.method == "occlusion":
             maps = self._occluded(ask, images, chosen, maps)
         highest = maps.max(axis=(1, 2), keepdims=True)
@@ -171,7 +171,7 @@ class Explainer:
         return F.sum(alpha * F.relu(slope), axis=(2, 3), keepdims=True)
 
     # ---- methods that ask the model several times ----
-    def integrated(self, ask: Ask, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    def _integrated(self, ask: Ask, images: np.ndarray, classes: np.ndarray) -> np.ndarray:
         """The share (n, C, H, W) of each value of prepared images in the logit of a class, less
         that of an image of 0: the shares' sum is that difference, nearly.
         """

@@ -109,7 +109,7 @@ class EfficientNetLite(Module):
 
     >>> model = nn.EfficientNetLite(classes=10, seed=0)
     >>> model.extent, model.num_parameters()
-    (224, 3382910)
+    (224, 3383818)
     """
 
     @declared(classes=SIZE, variant=Int(low=0, high=4), channels=SIZE, seed=RNG)

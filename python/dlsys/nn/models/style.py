@@ -16,6 +16,7 @@ from ..module import Module
 from ..norm import InstanceNorm2d
 
 _SMALL = partial(normal, deviation=1e-3)  # of the last layer: the network begins as the identity
+_EDGE = 0.01  # values nearer to 0 or 1 count as this far from them, where the logit is finite
 
 
 class Mirrored(Module):
@@ -74,14 +75,14 @@ class ResidualBlock(Module):
 
 class StyleNet(Module):
     """The transformation network of Johnson et al. (2016) with instance normalization (Ulyanov et
-    al., 2016): x (N, 3, H, W) in [0, 1] to a painting of the same shape, to be clipped to [0, 1];
-    1.68 million parameters. Height and width are multiples of 4, at least 8.
+    al., 2016): x (N, 3, H, W) in [0, 1] to a painting of the same shape in (0, 1); 1.68 million
+    parameters. Height and width are multiples of 4, at least 8.
 
     Three convolutions reduce x to a quarter, `blocks` residual blocks follow, and nearest-neighbor
     enlarging before two convolutions brings the size back, which leaves no checkerboard (Odena et
-    al., 2016). Borders are mirrored. The input is added to the output, so that training begins with
-    the photo itself; the paper does not. width: channels of the first layer. seed: what weights are
-    drawn from, as `rng` of layers.
+    al., 2016). Borders are mirrored. What the layers make is added to the logit of x, of which the
+    painting is the sigmoid, so that training begins with the photo itself; the paper has no such
+    sum. width: channels of the first layer. seed: what weights are drawn from, as `rng` of layers.
 
     >>> nn.StyleNet(width=8, blocks=1, seed=0)(dl.zeros(1, 3, 16, 24)).shape
     (1, 3, 16, 24)
@@ -106,4 +107,5 @@ class StyleNet(Module):
         for block in self.blocks:
             y = block(y)
         y = self.up2(self.enlarge(self.up1(self.enlarge(y))))
-        return x + self.paint(y)
+        near = F.clip(x, _EDGE, 1 - _EDGE)
+        return F.sigmoid(self.paint(y) + F.log(near / (1 - near)))
