@@ -87,7 +87,7 @@ def build_engine(
 
 
 def engine_targets() -> tuple[str, ...]:
-    """The GPUs that TensorRT-RTX builds engines for, such as sm_89. DlsysError where it is missing."""
+    """The GPUs that TensorRT-RTX builds engines for, such as sm_89. DlsysError if it is missing."""
     return tuple(_known_targets(_imported(RTX)))
 
 
