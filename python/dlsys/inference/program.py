@@ -143,7 +143,8 @@ class _Entry:
         self._executor = executor_for(folded(inference_form(nodes)), ctx)
         self._used = set(self._executor.topo_order)
         # The inputs that it reads, in its order; None: all as they come.
-        reads = [self._inputs.index(x) for x in self._executor.topo_order if x.op.leaf == "feed"]
+        at = {x: k for k, x in enumerate(self._inputs)}
+        reads = [at[x] for x in self._executor.topo_order if x.op.leaf == "feed"]
         self._reads = None if reads == [*range(len(arrays))] else reads
         self._checked = False
 
