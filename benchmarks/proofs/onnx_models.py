@@ -5,9 +5,9 @@
 Photographs of scikit-image, rendered text, the sound of vowels, files of Python's library. An
 output agrees where it is within 1e-4 of ONNX Runtime's, relative to its largest element or to
 1/500 for outputs that are smaller. Where it is not, both are held to the same file computed in
-float64, of which dlsys must be nearer, or to what ONNX Runtime itself makes of an input that differs
-by a part in 10^7. Then each model takes one step of training on numpy, whose gradient is compared
-with differences of the loss. Writes onnx_models.json; the status is 0 where all agree.
+float64, of which dlsys must be nearer, or to what ONNX Runtime itself makes of an input that
+differs by a part in 10^7. Then each model takes one step of training on numpy, whose gradient is
+compared with differences of the loss. Writes onnx_models.json; the status is 0 where all agree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of inference.py and onnx_models.py: predictions beside other runtimes, shipped models."""
+"""The tables of inference.py and onnx_models.py: predictions, and models that packages ship."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Engines of TensorRT-RTX, which are built where its package is installed, and what is made of files
-for it.
+"""Engines of TensorRT-RTX, which are built where its package is installed, what is made of files
+for it, and pictures of files.
 """
 
 from __future__ import annotations

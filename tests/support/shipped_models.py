@@ -138,8 +138,8 @@ def _files() -> list[Path]:
     """Files of Python's standard library, sources and compiled ones."""
     folder = Path(os.__file__).parent
     found = [folder / f"{name}.py" for name in ("ast", "json/decoder", "argparse", "turtle")]
-    kinds = ("*.pyc", "*.so", "*.txt", "*.json", "*.cfg", "*.toml", "*.md", "*.rst", "*.ico", "*.gif",
-             "*.exe", "*.bat", "*.csh", "*.fish", "*.h", "*.c", "*.xml", "*.html", "*.def")  # fmt: skip
+    endings = "pyc so txt json cfg toml md rst ico gif exe bat csh fish h c xml html def"
+    kinds = [f"*.{ending}" for ending in endings.split()]
     roots = [folder, Path(np.__file__).parent]
     for kind in kinds:
         each: Iterator[Path] = (p for root in roots for p in sorted(root.rglob(kind)))
@@ -161,8 +161,8 @@ def _bytes(k: int) -> Feeds:
 def _sound(k: int) -> Feeds:
     """512 samples of sound with the 64 before them."""
     start = 512 * k
-    return {"input": speech()[start : start + 576][None], "state": np.zeros((2, 1, 128), np.float32),
-            "sr": np.array(RATE)}  # fmt: skip
+    window = speech()[start : start + 576][None]
+    return {"input": window, "state": np.zeros((2, 1, 128), np.float32), "sr": np.array(RATE)}
 
 
 _OCR = "rapidocr_onnxruntime/models"

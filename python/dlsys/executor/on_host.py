@@ -1,4 +1,4 @@
-"""Runs between arrays of the host, by the shortest way that a device has: what a prediction takes."""
+"""Runs between arrays of the host, by the shortest way that a device has, for predictions."""
 
 from __future__ import annotations
 

@@ -148,7 +148,8 @@ class _Entry:
         self.single = nodes[0] is made
         self._executor = executor_for(folded(inference_form(nodes)), ctx)
         # The inputs that it reads, in its order; None: all as they come.
-        reads = [self._inputs.index(x) for x in self._executor.topo_order if x.op.leaf == "feed"]
+        at = {x: k for k, x in enumerate(self._inputs)}
+        reads = [at[x] for x in self._executor.topo_order if x.op.leaf == "feed"]
         self._reads = None if reads == [*range(len(arrays))] else reads
         self._checked = False
 

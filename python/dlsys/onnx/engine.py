@@ -56,10 +56,6 @@ def build_engine(
 
     DataError for a file that the package cannot read or build, with its message; DlsysError where
     the package is missing, or knows no such target.
-
-    >>> dl.onnx.export(nn.LeNet5(seed=0), "build/lenet.onnx", inputs=(None, 1, 28, 28))
-    >>> dl.onnx.build_engine("build/lenet.onnx", "build/lenet.engine", targets=("sm_120",)).targets
-    ('sm_120',)
     """
     trt = _imported(package)
     chosen = _capabilities(trt, targets) if package == RTX else {}
@@ -87,7 +83,7 @@ def build_engine(
 
 
 def engine_targets() -> tuple[str, ...]:
-    """The GPUs that TensorRT-RTX builds engines for, such as sm_89. DlsysError where it is missing."""
+    """The GPUs that TensorRT-RTX builds engines for, such as sm_89. DlsysError if it is missing."""
     return tuple(_known_targets(_imported(RTX)))
 
 

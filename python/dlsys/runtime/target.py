@@ -55,7 +55,7 @@ class Target:
         return self.kernel_fits(kernel, *arguments)
 
     def workspace(self, kernel: str, *arguments: Any) -> int:
-        """The bytes of scratch memory that a kernel takes for a call, its arguments as for `fits`."""
+        """The bytes of scratch memory that a kernel takes for a call, arguments as for `fits`."""
         return self.kernel_workspace(kernel, *arguments)
 
     def rungs(self, kernel: str | None) -> tuple[str, ...]:

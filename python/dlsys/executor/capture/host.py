@@ -42,7 +42,7 @@ class PinnedMemory:
     def array(self, offset: int, like: NDArray) -> np.ndarray:
         """A view of the shape and dtype of an array of the device."""
         held = (ctypes.c_char * like.nbytes).from_address(self.address + offset)
-        return np.ndarray(like.shape, like.dtype, held)
+        return np.ndarray(like.shape, like.dtype, held)  # type: ignore[arg-type]
 
 
 class HostGraph:

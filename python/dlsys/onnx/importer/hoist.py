@@ -1,5 +1,5 @@
-"""Weights that a file has in Constant nodes, or inside of branches and loops, as initializers of the
-model: what is trained has to be known before anything is computed.
+"""Weights that a file has in Constant nodes, or inside of branches and loops, as initializers of
+the model: what is trained has to be known before anything is computed.
 """
 
 from __future__ import annotations

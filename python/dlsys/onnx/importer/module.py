@@ -11,7 +11,7 @@ from ...autodiff import Executor, Variable
 from ...eager.autograd import no_grad, watched
 from ...eager.device import engine_of
 from ...eager.tensor import Tensor
-from ...errors import DataError, DlsysError, quoted
+from ...errors import DataError, DlsysError, GraphError, quoted
 from ...graph.node import Node
 from ...nn.module import Module
 from ...ops.leaf import Parameter
@@ -142,9 +142,11 @@ class ImportedModel(Module):
         """The outputs of a quantized model by a program of Nodes, which computes with integers and
         is made once for each signature; None for another model, or one that only Tensors walk.
         """
+        quantized = any(node.op_type in _SCALES for node in self.graph.node)
+        if not quantized or any(isinstance(x, (list, tuple)) for x in feeds.values()):
+            return None
         arrays = {name: np.asarray(x) for name, x in feeds.items()}
-        held = all(on_device(x, ctx or "numpy") for x in arrays.values())
-        if not held or not any(node.op_type in _SCALES for node in self.graph.node):
+        if not all(on_device(x, ctx or "numpy") for x in arrays.values()):
             return None
         key = (*((n, x.shape, x.dtype.str) for n, x in sorted(arrays.items())), ctx)
         if key not in self._programs:
@@ -155,7 +157,11 @@ class ImportedModel(Module):
         variables, executor = program
         used = set(executor.topo_order)
         given = {x: arrays[name] for name, x in variables.items() if x in used}
-        return executor.run(given, convert_to_numpy_ret_vals=True)
+        try:
+            return executor.run(given, convert_to_numpy_ret_vals=True)
+        except GraphError:  # of a dtype that the device does not hold, such as int16
+            self._programs[key] = None
+            return None
 
     def _program(self, arrays: dict[str, np.ndarray], ctx: Any) -> Any:
         variables = {n: Variable(n, x.shape, x.dtype) for n, x in arrays.items()}
