@@ -40,7 +40,10 @@ class Log:
         self.lines(_line("request", "info", fields))
 
     def lines(self, text: str) -> None:
-        """Writes lines of requests that are JSON already, together with others as `request`."""
+        """Writes lines of requests, together with others as `request` does.
+
+        text: JSON objects, each with its end of line.
+        """
         self._lines.append(text)
         if len(self._lines) == 1:
             asyncio.get_running_loop().call_later(_TOGETHER, self.flush)
