@@ -453,6 +453,16 @@ class TestExportPickle(InFolder):
         self.assertRegex(done.stderr, "^export_pickle: .*No such file or directory.*\n$")
 
     def test_nothing_of_ours_unpickles(self):
-        for path in (REPOSITORY / "python").rglob("*.py"):
+        """What reads the pickles of others knows a few names and refuses all else; test_pretrained
+        and test_datasets have files that name more.
+        """
+        package, restricted = REPOSITORY / "python" / "dlsys", set()
+        for path in package.rglob("*.py"):
+            text = path.read_text()
+            if "(pickle.Unpickler)" in text:
+                restricted.add(str(path.relative_to(package)))
+                self.assertIn("def find_class(", text, path)
+                text = text.replace("(pickle.Unpickler)", "")
             for word in ("pickle.load", "Unpickler", "allow_pickle=True"):
-                self.assertNotIn(word, path.read_text(), path)
+                self.assertNotIn(word, text.replace("unpickler", ""), path)
+        self.assertEqual(restricted, {"train/torch_files.py", "data/cifar_pickles.py"})

@@ -71,8 +71,9 @@ class Kernels(unittest.TestCase):
         launch(name, gpu(0), images, filters, plain, windows, 1, number)
         made, alone = (one.asnumpy().astype(np.float64) for one in (y, plain))
         axes, size = (0, 1, 2), np.abs(made).max()
-        # Tiles may be cut along K in other places, where sums are rounded to float32.
-        np.testing.assert_allclose(made, alone, rtol=2 * ROUNDING[dtype], atol=1e-6 * size)
+        # Tiles may be cut along K in other places, and tensor cores cut off what a sum of float32
+        # does not hold: on an H200 a sum near zero of 9,216 products was off by 1.3e-6 of `size`.
+        np.testing.assert_allclose(made, alone, rtol=2 * ROUNDING[dtype], atol=4e-6 * size)
         np.testing.assert_allclose(mean.asnumpy(), made.mean(axes), rtol=0, atol=1e-6 * size)
         np.testing.assert_allclose(variance.asnumpy(), made.var(axes), rtol=2e-5, atol=1e-12)
 

@@ -1,5 +1,6 @@
-// The gradients of conv + bias + relu + max-pool by the elements of dy that are not zero
-// (conv_pool_sparse.cu); false for layers that they are not for.
+// The gradients of conv + bias + relu + max-pool by the elements of dy that are not zero: what
+// conv_pool_sparse.cu launches, and says of its algorithm and limits. False for layers that they
+// are not for, of which nothing is written then.
 #pragma once
 #include "cuda/runtime/launch.cuh"
 #include "math/conv_pool.h"

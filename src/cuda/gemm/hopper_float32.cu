@@ -1,5 +1,6 @@
-// Kernels of the rung `hopper` of float32, at tf32 and 3xtf32. hopper_products.cuh has their
-// launches, hopper_kernel.cuh the kernel and what limits it.
+// Kernels of the rung `hopper` of float32, at tf32 and 3xtf32: GEMM by wgmma and TMA, in a file of
+// its own since ptxas takes a minute for each element type. hopper_products.cuh has their launches,
+// hopper_kernel.cuh the kernel, its layouts and what limits it.
 #include "cuda/gemm/hopper_products.cuh"
 
 namespace dlsys {

@@ -1,5 +1,6 @@
-// What runs a GEMM by wgmma and TMA: a cost model picks the tiling and how tiles are cut along K.
-// hopper.cuh has the contract, hopper_kernel.cuh the kernel and what limits it.
+// What runs a GEMM by wgmma and TMA: a cost model, whose constants were measured, picks the tiling
+// and how tiles are cut along K. hopper.cuh has the contract, hopper_kernel.cuh the kernel and what
+// limits it.
 #include <algorithm>
 #include <cmath>
 
