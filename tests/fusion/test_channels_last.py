@@ -290,7 +290,7 @@ def block(x: Node, norm: bool) -> tuple[Node, list[Node]]:
     """Two convolutions with a shortcut, and max-pooling between: logits and the Parameters."""
     # Seeds, since other weights may lead a maximum or a relu to a tie that rounding decides.
     layers = [
-        nn.Conv2d(3, 16, 3, padding=1, bias=False, seed=0), nn.Conv2d(16, 16, 1, bias=False, seed=1)
+        nn.Conv2d(3, 16, 3, padding=1, bias=False, rng=0), nn.Conv2d(16, 16, 1, bias=False, rng=1)
     ]  # fmt: skip
     norms = [nn.BatchNorm2d(16) for _ in range(2)]
     h = F.relu(norms[0](layers[0](x)) if norm else layers[0](x))
