@@ -1,6 +1,6 @@
 """Paints photos by optimization, trains a network that does, and measures both: docs/style.md.
 
-    python benchmarks style [--device cpu] [--steps 400] [--pictures FILE.webp]
+    python benchmarks style [--device cpu] [--steps 1500] [--pictures FILE.webp]
 
 `dlsys style paint` with L-BFGS and with Adam on the photos of packages, then `train` and
 `evaluate`: the losses of the network beside those of the photos themselves and of L-BFGS, on the
@@ -83,7 +83,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("numpy", "cpu", "gpu"), default="cpu")
     parser.add_argument("--size", type=int, default=256, help="of painted photos")
     parser.add_argument("--painted", type=int, default=100, help="steps of paint")
-    parser.add_argument("--steps", type=int, default=400, help="of training")
+    parser.add_argument("--steps", type=int, default=1500, help="of training")
     parser.add_argument(
         "--network", default="--width 16 --blocks 3 --patch 128 --batch-size 2 --style-size 256"
     )
@@ -94,7 +94,7 @@ def main() -> int:
         root = Path(name)
         records, rows = painted(root, options, paths)
         words = f"{options.network} --steps {options.steps} --seed 0 -c {options.device}"
-        style = str(paths["coffee"])
+        style = str(paths["gravel"])
         out, seconds = dlsys("train", str(root / "run"), "--style", style, *words.split())
         print(out, f"{seconds} s", flush=True)
         table, _ = dlsys(
@@ -112,7 +112,7 @@ def main() -> int:
     share = mean["network"]["loss"] / mean["unchanged"]["loss"]
     found = {
         "ok": share <= _GOAL, "device": options.device, "loss_of_the_photos": round(share, 3),
-        "paint": records, "train": f"dlsys style train DIR --style coffee.png {words}",
+        "paint": records, "train": f"dlsys style train DIR --style gravel.png {words}",
         "seconds": seconds, "losses": losses,
         "validations": [
             {n: round(log[n], 4) for n in ("step", "loss", "val_loss", "seconds")}

@@ -53,7 +53,7 @@ def _add_style(group: argparse._ArgumentGroup) -> None:
         "--style-size", type=usage.positive, metavar="N", help="pixels of the picture's longer side"
     )
     group.add_argument(
-        "--style-weight", type=usage.not_negative, metavar="X", help="beside content; default: 100"
+        "--style-weight", type=usage.not_negative, metavar="X", help="100 to paint, 10 to train"
     )
     group.add_argument(
         "--variation-weight", type=usage.not_negative, metavar="X", help="default: 10"

@@ -47,7 +47,7 @@ class Settings(run_file.Counted):
     width: int = 32
     blocks: int = 5
     lr: float = 1e-3
-    style_weight: float = Weights.style
+    style_weight: float = 10.0
     variation_weight: float = Weights.variation
     features: str = features.EFFICIENTNET
     precision: str = "fp32"
