@@ -26,11 +26,12 @@ struct MemoryBarrier {
 };
 static_assert(sizeof(MemoryBarrier) == sizeof(uint64_t), "as large as the GPU's");
 
+inline std::mutex of_barriers;  // one for all that is done with them, by whichever function
+
 // Calls f with a barrier of a block, alone: blocks of a cluster run at a time.
 template <class F>
 auto WithBarrier(uint32_t barrier, int rank, F&& f) {
-  static std::mutex mutex;
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(of_barriers);
   auto& it = *(MemoryBarrier*)emulator::SharedAt(barrier, rank);
   const auto result = f(it);
   if (it.pending == 0 && it.nbytes == 0) {
