@@ -813,7 +813,7 @@ WITHOUT = {
         "batch_normalize_sums_single_pass", "batch_statistics_single_pass", "matmul_u8",
         "batch_normalize_relu_bits", "batch_normalize_relu_sums_bits_1",
         "batch_normalize_relu_sums_bits_2", "conv2d_channels_last_statistics", "keep_by_bits",
-        "positive_bits",
+        "positive_bits", "conv2d_kept",
         "matmul_u8_bias", "scaled", "shuffled_rows", "shuffled_rows_labels", "matvec",
     ), _FUSED),
 }  # fmt: skip

@@ -1,10 +1,16 @@
-"""What a training application prints while it runs."""
+"""What a training application prints and keeps while it runs."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from .. import train
+
+
+def kept(folder: Path, lines: train.Callback) -> list[train.Callback]:
+    """What a run leaves in its folder, checkpoints and a log, and the lines that it prints."""
+    return [train.Checkpoint(folder), train.JsonLog(folder / "log.jsonl"), lines]
 
 
 class Progress(train.Progress):

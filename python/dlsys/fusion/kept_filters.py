@@ -22,6 +22,7 @@ from ..ops.conv.convolution import convolution_bias_op, convolution_op
 from ..ops.elementwise import add_op, relu_op
 from ..ops.leaf import constant_op
 from ..passes.pipeline import Options, Pass
+from ..runtime.target import Target
 from .body import Body, Fused, close
 from .rewrite import Graph, exchange
 
@@ -70,11 +71,11 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     replaced: dict[Node, Node] = {}
     for node in graph.order:
         if node.op in _CONVOLUTIONS and _is_fixed(node) and node not in replaced:
-            numel = options.target.workspace("conv2d_store", *_asked(node)) // _FLOAT_NBYTES
+            numel = store_numel(node, options.target)
             if numel:
                 layer = _layer(graph, node)
                 with attributed_to(layer.last):
-                    replaced[layer.last] = _made(node, layer, numel)
+                    replaced[layer.last] = made(node, *layer, numel)
     return exchange(fetches, replaced)
 
 
@@ -84,9 +85,11 @@ def _is_fixed(node: Node) -> bool:
     return floats and node.inputs[1].op.leaf == "state" and node.attrs.get("algo") is None
 
 
-def _asked(node: Node) -> tuple[Any, ...]:
+def store_numel(node: Node, target: Target) -> int:
+    """The floats that a target keeps of a convolution's filters, 0 where it keeps none."""
     windows, groups, *_ = node.op.scalars(node)
-    return node.inputs[0].spec, node.inputs[1].spec, node.spec, windows, groups
+    arrays = node.inputs[0].spec, node.inputs[1].spec, node.spec
+    return target.workspace("conv2d_store", *arrays, windows, groups) // _FLOAT_NBYTES
 
 
 def _layer(graph: Graph, node: Node) -> _Layer:
@@ -103,17 +106,17 @@ def _layer(graph: Graph, node: Node) -> _Layer:
     return _Layer(residual, relu, last)
 
 
-def _made(node: Node, layer: _Layer, numel: int) -> Node:
+def made(node: Node, residual: Node | None, relu: bool, last: Node, numel: int) -> Node:
+    """What stands for `last`: a convolution with a store of so many floats, and what follows it."""
     store = constant_op(np.zeros(numel, np.float32), name=f"{node.inputs[1].name}.kept")
     store.spec = Spec((numel,), FLOAT32)
-    inputs = [*node.inputs, *([layer.residual] if layer.residual is not None else []), store]
-    made = kept_convolution_op(
-        *inputs, body=close(inputs, [layer.last]), convolution=node,
-        adds=layer.residual is not None, relu=layer.relu,
-    )  # fmt: skip
-    made.stand_for(layer.last)
-    made.spec = layer.last.spec
-    return made
+    inputs = [*node.inputs, *([residual] if residual is not None else []), store]
+    one = kept_convolution_op(
+        *inputs, body=close(inputs, [last]), convolution=node, adds=residual is not None, relu=relu
+    )
+    one.stand_for(last)
+    one.spec = last.spec
+    return one
 
 
 KEPT_FILTERS = Pass("kept_filters", fuse, position=44, needs=("conv2d_kept", "conv2d_store"))

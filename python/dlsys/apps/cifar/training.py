@@ -24,7 +24,7 @@ from ...data.normalize import normalized
 from ...errors import DataError
 from ...runtime.device import Context
 from .. import run_file
-from ..progress import Progress
+from ..progress import Progress, kept
 from ..usage import UsageError
 from .batches import MovedLoader, made_sets
 
@@ -108,11 +108,7 @@ def fitted(
         settings.epochs,
         validation=held,
         ctx=ctx,
-        callbacks=[
-            train.Checkpoint(folder),
-            train.JsonLog(folder / "log.jsonl"),
-            Lines("images", total),
-        ],
+        callbacks=kept(folder, Lines("images", total)),
         log_every=max(len(data) // 4, 1),
         parameters=groups(model, settings.decay),
         resume=resume_from,

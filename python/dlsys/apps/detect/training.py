@@ -13,7 +13,7 @@ from ... import optim, train
 from ...errors import DataError
 from ...runtime.device import Context
 from .. import run_file
-from ..progress import Progress
+from ..progress import Progress, kept
 from ..usage import UsageError
 from . import made, scenes
 from .network import STRIDES, Detector, loss
@@ -109,11 +109,7 @@ def run(options: argparse.Namespace, ctx: Context | None) -> None:
         validation=validation,
         ctx=ctx,
         metrics=(),
-        callbacks=[
-            train.Checkpoint(folder),
-            train.JsonLog(folder / "log.jsonl"),
-            Lines("photos", total),
-        ],
+        callbacks=kept(folder, Lines("photos", total)),
         log_every=max(settings.every // 5, 1),
         resume=folder if options.resume else None,
         precision=settings.precision,

@@ -15,6 +15,7 @@ from ...data import text
 from ...learn.gemm import limit_of
 from ...runtime.device import Context, device_name
 from .. import run_file
+from ..progress import kept
 
 _MODEL = ("layers", "heads", "features", "context", "dropout", "positions", "norm", "mlp")
 _MOST_SAMPLED = 200  # tokens of a sample while it trains
@@ -85,7 +86,7 @@ def run(options: argparse.Namespace, ctx: Context | None) -> None:
         validation=_validation(tokens["validation"], *batch),
         ctx=ctx,
         metrics=(),
-        callbacks=[train.Checkpoint(folder), train.JsonLog(folder / "log.jsonl"), lines],
+        callbacks=kept(folder, lines),
         log_every=max(settings.every * settings.accumulate // 10, 1),
         parameters=nn.decay_groups(model, settings.weight_decay),
         resume=folder if options.resume else None,

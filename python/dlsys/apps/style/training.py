@@ -16,7 +16,7 @@ from ...data.numbered import NumberedBatches
 from ...errors import DataError
 from ...runtime.device import Context
 from .. import run_file
-from ..progress import Progress
+from ..progress import Progress, kept
 from ..superres.photos import listed, split
 from ..usage import UsageError
 from . import features
@@ -144,11 +144,7 @@ def run(options: argparse.Namespace, ctx: Context | None) -> None:
         validation=validation,
         ctx=ctx,
         metrics=(),
-        callbacks=[
-            train.Checkpoint(folder),
-            train.JsonLog(folder / "log.jsonl"),
-            Lines("patches", total),
-        ],
+        callbacks=kept(folder, Lines("patches", total)),
         log_every=max(settings.every // 5, 1),
         resume=folder if options.resume else None,
         precision=settings.precision,

@@ -1,6 +1,6 @@
-"""The rows of samples.py for convolutions fused with relu and max-pool.
+"""The rows of samples.py for convolutions fused with relu and max-pool, and with kept filters.
 
-Their nodes are built as `fusion/conv_pool.py` builds them: around the nodes that they stand for.
+Their nodes are built as `fusion/` builds them: around the nodes that they stand for.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
+from dlsys.errors import DlsysError
 from dlsys.fusion import conv_pool as fused_conv
+from dlsys.fusion import kept_filters
 from dlsys.fusion.body import close
 from dlsys.fusion.conv_pool import CUT, Geometry
 from dlsys.ops.conv import convolution, pooling
+from dlsys.runtime.device import cpu
+from dlsys.runtime.target import target_of
 from support.families.conv import around, convolved, data_gradient, filter_gradient, sizes_of
 from support.rows import Case, Sample, case, signed
 
@@ -77,7 +81,32 @@ def of_filter_and_bias(
     return gradient(op, x, dy, code, geometry, make)[part]
 
 
+def kept(x: Any, f: Any, *rest: Any, bias: bool, adds: bool, relu: bool, padding: Any) -> Any:
+    """Filters of the CPU, which alone keeps them; elsewhere the body runs."""
+    conv = ad.conv2d(x, f, *rest[:bias], padding=padding)
+    last = conv + rest[-1] if adds else conv
+    last = ad.relu_op(last) if relu else last
+    try:
+        numel = kept_filters.store_numel(conv, target_of(cpu(0)))
+    except DlsysError:  # there is no native library
+        numel = 0
+    return kept_filters.made(conv, rest[-1] if adds else None, relu, last, numel)
+
+
 # ---- formulas, window by window ----
+
+
+def convolved_and_kept(
+    x: Array, f: Array, *rest: Array, bias: bool, adds: bool, relu: bool, padding: Any
+) -> Array:
+    y = convolved(x, f, *rest[:bias], padding=padding)
+    y = y + rest[-1] if adds else y
+    return np.maximum(y, 0) if relu else y
+
+
+def kept_scale(*inputs: Array, relu: bool, **attrs: Any) -> Array:
+    of_sizes = convolved_and_kept(*map(np.abs, inputs), relu=False, **attrs)
+    return np.sqrt(np.prod(inputs[1].shape[1:])) * of_sizes
 
 
 def pooled(x: Array, f: Array, *bias: Array, part: int, relu: bool, window: int, padding: Any):
@@ -189,7 +218,25 @@ def of_filter_terms(x: Array, dy: Array) -> float:
     return dy.size / max(dy.shape[1], 1)
 
 
+# By Winograd's tiles of 2 by 2 and of 4 by 4, and by packed products.
+KEPT = tuple(
+    Case(
+        (x, f, *([(f[0],)] if bias else []), *([y] if adds else [])),
+        {"bias": bias, "adds": adds, "relu": relu, "padding": padding},
+    )
+    for x, f, y, padding in (
+        ((1, 32, 7, 7), (48, 32, 3, 3), (1, 48, 7, 7), 1),
+        ((2, 32, 30, 30), (48, 32, 3, 3), (2, 48, 30, 30), 1),
+        ((1, 48, 9, 5), (32, 48, 1, 1), (1, 32, 9, 5), 0),
+    )
+    for bias, adds, relu in ((True, True, True), (False, True, False), (True, False, False))
+)
+
 FUSED_CONV = (
+    Sample(
+        "conv2d_kept", kept_filters.kept_convolution_op, convolved_and_kept, KEPT,
+        scale=kept_scale, ulps=4, differentiable=(), specials=False, storages=(), build=kept,
+    ),
     Sample(
         "conv2d_pool", fused_conv.conv_pool_op, pooled, FORWARD, scale=pooled_scale, ulps=2,
         differentiable=(), specials=False, build=conv_pool,
