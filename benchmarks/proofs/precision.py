@@ -22,7 +22,7 @@ import numpy as np
 
 from dlsys import nn, optim, train
 from dlsys.data import Loader
-from dlsys.data.mnist import load_mnist
+from dlsys.data.formats.mnist import load_mnist
 from dlsys.eager.device import context_of
 from shared import measure
 

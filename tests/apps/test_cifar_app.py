@@ -16,7 +16,7 @@ from dlsys import autodiff as ad
 from dlsys import nn
 from dlsys.apps import cli
 from dlsys.apps.cifar import batches, training
-from dlsys.data import cifar
+from dlsys.data.formats import cifar
 from dlsys.errors import ShapeError
 from dlsys.train import safetensors
 

@@ -19,7 +19,8 @@ import support.small_digits as small
 from dlsys import train
 from dlsys.apps import streams
 from dlsys.apps.setup import SCHEDULES, UsageError, choose
-from dlsys.data import mnist, write_idx
+from dlsys.data import write_idx
+from dlsys.data.formats import mnist
 from dlsys.errors import DivergedError
 from dlsys.runtime.device import cpu
 from support.devices import require, slow

@@ -8,7 +8,7 @@ import numpy as np
 
 from dlsys import data
 from dlsys.data import Compose, Crop, Cutout, Flip, Mixup, Rotate, SampleRng, Scale, Shift
-from dlsys.data.warp import warped
+from dlsys.data.transforms.warp import warped
 from dlsys.errors import DataError
 
 STEPS = (

@@ -18,8 +18,9 @@ from unittest import mock
 import numpy as np
 
 from dlsys import data
-from dlsys.data import download, export_pickle, mnist
-from dlsys.data import paths as source
+from dlsys.data import export_pickle
+from dlsys.data.formats import download, mnist
+from dlsys.data.formats import paths as source
 from dlsys.errors import DataError
 from support.devices import slow
 
@@ -217,7 +218,9 @@ class TestMnist(InFolder):
 
     def test_default_folder(self):
         self.assertEqual(source.default_folder("mnist"), MNIST_FOLDER)
-        with mock.patch.object(source, "__file__", str(self.folder / "a" / "b" / "c" / "s.py")):
+        with mock.patch.object(
+            source, "__file__", str(self.folder / "a" / "b" / "c" / "d" / "s.py")
+        ):
             for cache, folder in (
                 ("/cache", Path("/cache")),
                 ("", Path("/home/a/.cache")),
@@ -465,4 +468,4 @@ class TestExportPickle(InFolder):
                 text = text.replace("(pickle.Unpickler)", "")
             for word in ("pickle.load", "Unpickler", "allow_pickle=True"):
                 self.assertNotIn(word, text.replace("unpickler", ""), path)
-        self.assertEqual(restricted, {"train/torch_files.py", "data/cifar_pickles.py"})
+        self.assertEqual(restricted, {"train/torch_files.py", "data/formats/cifar_pickles.py"})

@@ -21,10 +21,10 @@ import numpy as np
 
 from data.test_data import MNIST_FOLDER, InFolder
 from dlsys import data
-from dlsys.data import cifar, cifar_pickles, download, mnist
-from dlsys.data import paths as source
 from dlsys.data.dataset import as_dataset
-from dlsys.data.normalize import normalization_of, normalized
+from dlsys.data.formats import cifar, cifar_pickles, download, mnist
+from dlsys.data.formats import paths as source
+from dlsys.data.transforms.normalize import normalization_of, normalized
 from dlsys.errors import DataError
 
 try:

@@ -29,7 +29,7 @@ from data.test_datasets import Quiet, Served
 from dlsys import data, train
 from dlsys.apps.pictures import read_pictures
 from dlsys.apps.setup import Setup, choose
-from dlsys.data import cifar
+from dlsys.data.formats import cifar
 from dlsys.errors import DataError, DlsysError, printable, quoted
 from support import sample
 from support.devices import slow
@@ -207,7 +207,7 @@ class Redirects(Served):
     handler = Redirecting
 
     def test_a_malformed_redirect_moves_on_to_the_next_mirror(self) -> None:
-        from dlsys.data import download, mnist
+        from dlsys.data.formats import download, mnist
 
         array = np.arange(5, dtype=np.uint8)
         data.write_idx(self.remote / "x.gz", array)

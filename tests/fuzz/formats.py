@@ -39,7 +39,8 @@ from dlsys import train
 from dlsys.apps import trained
 from dlsys.apps.pictures import read_pictures
 from dlsys.apps.setup import choose
-from dlsys.data import cifar, image_folder, read_idx, write_idx
+from dlsys.data import image_folder, read_idx, write_idx
+from dlsys.data.formats import cifar
 from dlsys.errors import DlsysError
 from dlsys.runtime.tuning_cache import Measurement, TuningCache
 from dlsys.train import checkpoint, safetensors

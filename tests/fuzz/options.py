@@ -25,7 +25,8 @@ from unittest import mock
 
 import support.small_digits as small_digits
 from dlsys.apps.setup import AUGMENTATIONS, DATASETS, MODELS, OPTIMIZERS, SCHEDULES
-from dlsys.data import mnist, write_idx
+from dlsys.data import write_idx
+from dlsys.data.formats import mnist
 
 from .formats import TooLong, limit_memory
 from .harness import Finding, Slow, Source, Trial

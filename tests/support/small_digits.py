@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import mnist_dlsys  # noqa: E402 (the program at the top, which finds the package)
-from dlsys.data import mnist, write_idx  # noqa: E402
+from dlsys.data import write_idx  # noqa: E402
+from dlsys.data.formats import mnist  # noqa: E402
 
 TRAIN, VALIDATION, TEST = 200, 100, 60  # images
 BATCHES = 10  # an epoch at --batch-size 20

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..data import read_idx
-from ..data.decode import decoded, decoded_content, require_pillow
+from ..data.formats.decode import decoded, decoded_content, require_pillow
 from ..errors import DataError
 from ..files import opened
 from .ink import bounding_box, ink_of

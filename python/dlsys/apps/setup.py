@@ -217,7 +217,7 @@ class Setup:
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the outputs."""
-        from ..data.mnist import FASHION_MNIST, MNIST
+        from ..data.formats.mnist import FASHION_MNIST, MNIST
 
         return (MNIST if self.dataset == "mnist" else FASHION_MNIST).classes
 

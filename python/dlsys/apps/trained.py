@@ -12,7 +12,7 @@ from .. import autodiff as ad
 from .. import train
 from ..data import DataDescription, Dataset, Loader, fashion_mnist_sets, mnist_sets, read_idx
 from ..data.dataset import Sets
-from ..data.normalize import PLAIN
+from ..data.transforms.normalize import PLAIN
 from ..errors import DataError, printable
 from ..nn import Module
 from ..runtime.device import Context

@@ -4,29 +4,23 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .augment import Augmentation, Compose, Crop, Cutout, Flip, Mixup, Shift
-from .cifar import cifar10_sets, read_cifar
-from .color import CenterCrop, ColorJitter, RandomResizedCrop, Resize
-from .csv import csv_dataset, read_csv
 from .dataset import Dataset, Sets, Split
 from .description import DataDescription
-from .folder import image_files, image_folder
-from .idx import read_idx, write_idx
-from .imagenet import imagenet_classes
+from .formats.cifar import cifar10_sets, read_cifar
+from .formats.csv import csv_dataset, read_csv
+from .formats.folder import image_files, image_folder
+from .formats.idx import read_idx, write_idx
+from .formats.imagenet import imagenet_classes
+from .formats.mnist import Mnist, fashion_mnist_sets, load_fashion_mnist, load_mnist, mnist_sets
 from .loader import Loader
-from .mnist import (
-    Mnist,
-    fashion_mnist_sets,
-    load_fashion_mnist,
-    load_mnist,
-    mnist_sets,
-)
-from .normalize import Normalization
 from .resident import DeviceLoader
 from .sample_rng import SampleRng
 from .samples import Samples, SampleSequence, as_samples
 from .split import balanced_weights, split
-from .warp import Rotate, Scale
+from .transforms.augment import Augmentation, Compose, Crop, Cutout, Flip, Mixup, Shift
+from .transforms.color import CenterCrop, ColorJitter, RandomResizedCrop, Resize
+from .transforms.normalize import Normalization
+from .transforms.warp import Rotate, Scale
 
 if TYPE_CHECKING:
     from . import text

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..errors import DataError, ShapeError
 from .dataset import Array, Dataset, is_tokens
-from .folder import CHANNELS, FolderImages, image_files
-from .normalize import PLAIN, Normalization, normalization_of, normalized
+from .formats.folder import CHANNELS, FolderImages, image_files
+from .transforms.normalize import PLAIN, Normalization, normalization_of, normalized
 
 
 @dataclass(frozen=True)

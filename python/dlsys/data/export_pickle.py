@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import DataError
 from ..files import replacing
-from .mnist import Mnist, load_mnist
+from .formats.mnist import Mnist, load_mnist
 
 _PROTOCOL = 2  # the newest that Python 2 reads
 _GZIP_LEVEL = 3  # level 9 takes ten times as long for a tenth of the size

@@ -15,12 +15,12 @@ from ..errors import DataError, ShapeError
 from ..graph.node import Node
 from ..ops.leaf import Variable
 from ..ops.random.device_batch import epoch_order
-from .augment import Augment, Compose
 from .dataset import Array, Dataset, Split, is_tokens
-from .normalize import Normalization, normalization_of, normalized
 from .prefetch import ordered_map
 from .sample_rng import SampleRng
 from .samples import as_samples, in_fields
+from .transforms.augment import Augment, Compose
+from .transforms.normalize import Normalization, normalization_of, normalized
 
 _AHEAD = 2  # batches a worker makes before they are asked for
 

@@ -16,7 +16,7 @@ from ..ops.random.device_batch import ordered, shuffled_batch_op
 from ..ops.random.sampling import advance_step_op
 from .dataset import Dataset, Split, as_dataset, is_tokens
 from .loader import check_shares
-from .normalize import Normalization, normalization_of, normalized
+from .transforms.normalize import Normalization, normalization_of, normalized
 
 
 class DeviceLoader:

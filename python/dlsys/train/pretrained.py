@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..data.description import DataDescription
-from ..data.imagenet import imagenet_classes
+from ..data.formats.imagenet import imagenet_classes
 from ..errors import DataError, how_to_install
 from ..files import opened
 from ..nn import load_torch_state_dict

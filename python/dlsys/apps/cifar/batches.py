@@ -9,8 +9,8 @@ import numpy as np
 from ... import functional as F
 from ...autodiff import Generator, Node
 from ...data import Dataset, DeviceLoader
-from ...data.cifar import CLASSES
 from ...data.dataset import Sets
+from ...data.formats.cifar import CLASSES
 
 _BLOCK = 4  # pixels a side of the parts that a made image consists of
 

@@ -20,7 +20,7 @@ from ... import nn, optim, train
 from ...autodiff import Node
 from ...data import Loader, cifar10_sets
 from ...data.dataset import Dataset, Sets
-from ...data.normalize import normalized
+from ...data.transforms.normalize import normalized
 from ...errors import DataError
 from ...runtime.device import Context
 from .. import run_file

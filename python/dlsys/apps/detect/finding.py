@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ...data.boxes import nms, soft_nms
-from ...data.decode import require_pillow
+from ...data.formats.decode import require_pillow
 from ...errors import DataError
 from ...files import replacing
 from ...inference import infer

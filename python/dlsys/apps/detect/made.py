@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.decode import require_pillow
+from ...data.formats.decode import require_pillow
 from ...errors import DataError, how_to_install
 from ..superres.photos import packaged_photos, split
 from .scenes import Array, Scenes, pixels_of, scene

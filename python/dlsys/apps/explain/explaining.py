@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...data.decode import require_pillow
+from ...data.formats.decode import require_pillow
 from ...errors import DataError
 from ...explain import METHODS, Explainer, Explanation, overlay
 from ...files import replacing

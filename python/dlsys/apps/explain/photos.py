@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.decode import decoded, planes, require_pillow
+from ...data.formats.decode import decoded, planes, require_pillow
 
 Array = np.ndarray[Any, Any]
 

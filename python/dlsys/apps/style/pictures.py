@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data.decode import require_pillow
+from ...data.formats.decode import require_pillow
 from ...errors import DataError
 from ...files import replacing
 from ..detect.scenes import pixels_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ...data.decode import MAX_PIXELS
+from ...data.formats.decode import MAX_PIXELS
 from ...errors import DataError
 from ...inference import infer
 from ...runtime.device import Context

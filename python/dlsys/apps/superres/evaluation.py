@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from ...data.decode import require_pillow
+from ...data.formats.decode import require_pillow
 from ...errors import DataError
 from ...files import replacing
 from ...runtime.device import Context

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...data.decode import decoded, require_pillow
+from ...data.formats.decode import decoded, require_pillow
 from ...errors import DataError
 from ...files import replacing
 

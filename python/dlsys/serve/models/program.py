@@ -10,9 +10,9 @@ import numpy as np
 
 from ...apps.pictures import SIDE, picture_in
 from ...data import DataDescription
-from ...data.decode import decoded_content, planes
-from ...data.folder import CHANNELS, fitted
-from ...data.mnist import MNIST
+from ...data.formats.decode import decoded_content, planes
+from ...data.formats.folder import CHANNELS, fitted
+from ...data.formats.mnist import MNIST
 from ...nn import Module
 from ..protocol.inference import Signature
 from ..protocol.tensors import DTYPES, TensorSpec

@@ -13,8 +13,8 @@ from typing import IO, Protocol
 
 from tqdm import tqdm
 
-from .. import __version__
-from ..errors import DataError
+from ... import __version__
+from ...errors import DataError
 from .paths import one_at_a_time
 
 TIMEOUT_S = 10.0

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..describe import described
-from ..errors import DataError
-from .dataset import Array, Split
-from .sample_rng import SampleRng
+from ...describe import described
+from ...errors import DataError
+from ..dataset import Array, Split
+from ..sample_rng import SampleRng
 
 Augment = Callable[[Array, Array, SampleRng], tuple[Array, Array]]
 Shape = tuple[int, ...]

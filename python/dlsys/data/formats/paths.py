@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from ..errors import DataError
-from ..system import lock, open_folder
+from ...errors import DataError
+from ...system import lock, open_folder
 
 _CHUNK_NBYTES = 1 << 20
 
@@ -31,7 +31,7 @@ def default_folder(name: str) -> Path:
 
 
 def _checkouts() -> Iterator[Path]:
-    yield Path(__file__).resolve().parents[3]
+    yield Path(__file__).resolve().parents[4]
     installed_from = _installed_from()
     if installed_from is not None:
         yield installed_from
@@ -43,7 +43,7 @@ def _checkouts() -> Iterator[Path]:
 def _installed_from() -> Path | None:
     """The folder that `pip install .` was given, which it notes next to the package (PEP 610)."""
     found = importlib.metadata.distributions(
-        name="dlsys-graph", path=[str(Path(__file__).resolve().parents[2])]
+        name="dlsys-graph", path=[str(Path(__file__).resolve().parents[3])]
     )
     for distribution in found:
         with contextlib.suppress(ValueError, TypeError, KeyError):

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import DataError
+from ...errors import DataError
+from ..dataset import Array
+from ..sample_rng import SampleRng
 from .augment import Augmentation
-from .dataset import Array
-from .sample_rng import SampleRng
 
 _CHUNK = 1 << 15  # pixels at a time, so that scratch stays in the cache
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, DlsysError, how_to_install
-from ..files import opened
-from .dataset import Array
+from ...errors import DataError, DlsysError, how_to_install
+from ...files import opened
+from ..dataset import Array
 
 # Pillow would take others too, and start Ghostscript for one of them.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")

@@ -12,9 +12,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from ..errors import DataError, quoted
-from ..files import opened
-from .dataset import Split
+from ...errors import DataError, quoted
+from ...files import opened
+from ..dataset import Split
 
 FOLDER = "cifar-10-batches-py"
 FILES = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")

@@ -17,8 +17,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from ..errors import DataError
-from ..files import opened, replacing
+from ...errors import DataError
+from ...files import opened, replacing
 
 _TYPES: dict[int, np.dtype[Any]] = {
     0x08: np.dtype("u1"),

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import DataError
+from ...errors import DataError
+from ..dataset import Array
+from ..sample_rng import SampleRng
 from .augment import Augmentation
-from .dataset import Array
-from .sample_rng import SampleRng
 
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 

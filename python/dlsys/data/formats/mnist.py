@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import DataError
-from .dataset import Array, Dataset, Sets, Split
+from ...errors import DataError
+from ..dataset import Array, Dataset, Sets, Split
 from .idx import is_gzip, read_idx
 from .paths import check_md5, default_folder
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, quoted
-from .dataset import Array, Dataset
+from ...errors import DataError, quoted
+from ..dataset import Array, Dataset
 
 _SNIFFED = 1 << 16  # characters in which the delimiter is looked for
 _DELIMITERS = ",;\t|"

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import DataError
+from ...errors import DataError
+from ..dataset import Dataset, Sets, Split
 from . import cifar_pickles
-from .dataset import Dataset, Sets, Split
 from .paths import check_md5, default_folder, one_at_a_time
 
 FOLDER = "cifar-10-batches-bin"

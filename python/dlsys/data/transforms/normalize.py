@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DataError
-from .dataset import Array, Dataset
+from ...errors import DataError
+from ..dataset import Array, Dataset
 
 _CHUNK = 1 << 22  # elements summed at a time
 _PART = 1 << 16  # elements scaled at a time, so that scratch stays in the cache

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
-from .dataset import Array, Dataset
+from ...errors import DataError
+from ..dataset import Array, Dataset
 from .decode import decoded, planes, require_pillow
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from importlib import resources
+from pathlib import Path
 
 
 @functools.cache
@@ -14,5 +14,4 @@ def imagenet_classes() -> tuple[str, ...]:
     >>> data.imagenet_classes()[281:283]
     ('tabby', 'tiger cat')
     """
-    text = (resources.files(__package__) / "imagenet.txt").read_text(encoding="utf-8")
-    return tuple(text.splitlines())
+    return tuple(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines())
