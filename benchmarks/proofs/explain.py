@@ -9,13 +9,13 @@ The tile leaves a cell around the digit because what is beside a stroke is evide
 tells a 5 by a bar with nothing above it, and a position of the map sees 18 pixels, 9 to each side.
 Then on EfficientNet-Lite0 with weights of ImageNet, which needs its package: a cup of coffee and a
 cat's face, cut out of photos of scikit-image as a whole, lie on grass, gravel or brick, 112 to 160
-of 320 pixels large, which is 3.5 to 5 cells of 32 pixels. Both of the images that the network is
-right on, in both a peak is the middle of the strongest pixels, and `chance` the share of the image
-that the evidence covers. Last the correlation of each method's maps of three
-photos with those after the last layer, and after all layers, of it were drawn anew: a map of the
-image alone would not change (Adebayo et al., 2018). Writes explain.json. The exit status is 0 when
-the peaks of Grad-CAM on both networks lie inside in at least 95 %, and no map with all weights drawn
-anew correlates by more than 0.5.
+of 320 pixels large, which is 3.5 to 5 cells of 32 pixels. Both are of the images that the network
+is right on; a peak is the strongest pixel, of several the middle one; `chance` is the share of the
+image that the evidence covers. Last the correlation of each method's maps of three photos with
+those after the last layer, and after all layers, of it were drawn anew: a map of the image alone
+would not change (Adebayo et al., 2018). Writes explain.json. The exit status is 0 when the peaks of
+Grad-CAM on both networks lie inside in at least 95 %, and no map with all weights drawn anew
+correlates by more than 0.5.
 """
 
 from __future__ import annotations

@@ -184,11 +184,11 @@ def _chosen(given: dict[str, Any]) -> Settings:
 
 
 def _patches(settings: Settings, paths: Sequence[Path], steps: int) -> Patches:
-    photos = [photo for path in paths for photo in _sizes(path, settings.patch)]
+    photos = [photo for path in paths for photo in sizes(path, settings.patch)]
     return Patches(photos, settings.patch, settings.batch_size, steps, settings.seed)
 
 
-def _sizes(path: Path, smallest: int) -> list[Array]:
+def sizes(path: Path, smallest: int) -> list[Array]:
     """A photo in several sizes, as far as a patch is a part of them."""
     found = [read(path, _LONGEST)]
     while min(found[-1].shape[:2]) * _SMALLER >= smallest:
