@@ -64,7 +64,7 @@ def run_on_host(executor: Executor, arrays: Sequence[np.ndarray]) -> list[Any]:
     if not watched and executor._changes == Node.changes and not executor._running.locked():
         found = executor._runners.get(tuple([(x.shape, x.dtype) for x in arrays]))
         if found is not None and found[2] is None and not unflushed:
-            call = _call_of(executor, *found[:2], arrays)
+            call = _call_of(executor, found[0], found[1], arrays)
             if call is not None:
                 with executor._running:
                     made = call(arrays)
@@ -84,12 +84,11 @@ def _call_of(
         return _calls[runner]
     call = None
     if type(runner) is Program and runner.runs and not transaction.needed:
-        segments, plan = runner.segments, runner.plan
-        alone = len(segments) == 1 and isinstance(segments[0], Segment)
+        (first, *others), plan = runner.segments, runner.plan
         as_fed = [v.spec[:2] for v in plan.feeds] == [(x.shape, x.dtype) for x in arrays]
         streams = executor.target.streams or executor._parallel is not None
-        if alone and as_fed and not streams and None not in plan.fetches:
-            call = HostCall(segments[0], plan)
+        if as_fed and isinstance(first, Segment) and not (others or streams):
+            call = HostCall(first, plan) if None not in plan.fetches else None
         _calls[runner] = call
     return call
 

@@ -1,4 +1,4 @@
-"""Batches of made scenes, each of which is seen once: processes make them while the network trains."""
+"""Batches of made scenes, each seen once: processes make them while the network trains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...data.prefetch import ordered_map
 from ...graph.node import Node
 from . import made
 from .network import positions, targets
-from .scenes import Array, normalized
+from .scenes import Array, normalized, pixels_of
 
 _MOST = 28  # processes
 
@@ -71,7 +71,7 @@ def _made(seed: int, number: int, count: int) -> tuple[Array, Array]:
     places, classes = positions(made.SIDE), len(made.NAMES)
     scenes = [maker.scene(rng) for _ in range(count)]
     wanted = [targets(places, one.boxes, one.labels, classes) for one in scenes]
-    return np.stack([one.photo for one in scenes]), np.stack(wanted)
+    return np.stack([pixels_of(one.photo) for one in scenes]), np.stack(wanted)
 
 
 @functools.cache

@@ -97,7 +97,7 @@ class Maker:
         image = self._piece(photo, SIDE, SIDE, rng.uniform(1, 2), rng)
         if not self._varied:
             return image
-        image = _relit(np.rot90(image, rng.integers(4)), rng)
+        image = _relit(np.rot90(image, int(rng.integers(4))), rng)
         for _ in range(rng.integers(0, _EMPTY + 1)):
             side = int(rng.integers(_LOW, _HIGH + 1))
             photo = self._photos[rng.integers(len(self._photos))]

@@ -104,9 +104,7 @@ def run(options: argparse.Namespace, ctx: Context | None) -> None:
     print(f"{count} photos to train on, {len(held.scenes)} held out,", end=" ")
     print(f"{len(settings.names)} classes", flush=True)
     data = settings.batches(trained_on)
-    validation = SceneLoader(
-        held, settings.size, settings.batch_size, _VALIDATED, augment=False
-    )
+    validation = SceneLoader(held, settings.size, settings.batch_size, _VALIDATED, augment=False)
     model = settings.build_model()
     if not options.resume:
         run_file.write(folder, settings)
