@@ -151,6 +151,11 @@ class OnCpu(unittest.TestCase):
             run_on_host(executor, [np.ones(3, np.float32)])
             np.testing.assert_array_equal(w.asnumpy(), k + 1)
 
+    def test_a_fetch_that_no_step_makes(self) -> None:
+        executor = ad.Executor([self.w], ctx=CPU)
+        for _ in range(3):
+            np.testing.assert_array_equal(run_on_host(executor, [])[0], np.eye(3))
+
 
 @require(CPU)
 class Pinned(unittest.TestCase):

@@ -83,7 +83,7 @@ def _call_of(
     if runner in _calls:
         return _calls[runner]
     call = None
-    if type(runner) is Program and runner.runs and not transaction.needed:
+    if type(runner) is Program and runner.segments and runner.runs and not transaction.needed:
         (first, *others), plan = runner.segments, runner.plan
         as_fed = [v.spec[:2] for v in plan.feeds] == [(x.shape, x.dtype) for x in arrays]
         streams = executor.target.streams or executor._parallel is not None
