@@ -10,27 +10,33 @@ backward pass, updates and the norm that clips them, reads the mean.
 from __future__ import annotations
 
 import hashlib
+import os
 import zlib
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..dtypes import bfloat16
 from ..errors import GraphError
+from ..executor.run.runner import Runner
 from ..graph.lines import attributed_to
 from ..graph.node import Node, find_topo_sort, hooks
-from ..ops.elementwise import mul
-from ..ops.leaf import Parameter
+from ..ops.elementwise import cast_op, mul
+from ..ops.leaf import Parameter, constant
 from ..ops.optim.apply import RuleOp, global_norm_op
 from ..passes.pipeline import Options, Pass
+from ..runtime.device import Block
 from ..runtime.target import target_of
 from ..settings import settings
 from .collectives import bucket_op
 from .group import LINE, Group, without_line
 from .shard import Shard, Slice
+from .window import Window, windows_of
 
-FIRST_BUCKET = 1 << 20  # bytes
-BUCKET = 25 << 20  # bytes
+FIRST_BUCKET = int(os.environ.get('X_FIRST', 1 << 20))  # bytes
+BUCKET = int(os.environ.get('X_BUCKET', 25 << 20))  # bytes
 _SEEDS = 0x9E3779B97F4A7C15  # odd: the keys of 2^64 ranks differ
 
 Told = dict[str, list[str]]
@@ -39,13 +45,16 @@ Told = dict[str, list[str]]
 class DataParallel:
     """What an executor does for a group of ranks: two passes, and a check before each run."""
 
-    def __init__(self, group: Group, ctx: Any, parameters: Sequence[Parameter]) -> None:
+    def __init__(self, group: Group, executor: Any, parameters: Sequence[Parameter]) -> None:
         if not isinstance(group, Group):
             raise GraphError(f"Executor: group is one of dist.init(), got {group!r}")
-        self._group, self._ctx = group, ctx
+        ctx = executor.ctx
+        self._group, self._ctx, self._backend = group, ctx, executor.backend
         self._shared = [parameter for parameter in parameters if not parameter.of_rank]
         self._shards = [parameter for parameter in parameters if isinstance(parameter, Shard)]
         self._told: dict[Hashable, tuple[int, Told]] = {}
+        # Where all ranks have a plan's arena, apart from the one that executors share.
+        self._arenas: WeakKeyDictionary[Any, Block] = WeakKeyDictionary()
         group.connect(ctx)
         self.passes: tuple[Pass, ...] = (
             Pass("rank_keys", self._draw_apart, position=3),
@@ -54,7 +63,9 @@ class DataParallel:
         if group.size == 1 and not group.handle:
             self.passes = ()
 
-    def before_run(self, key: Hashable, specs: Callable[[], Mapping[Node, Any]]) -> None:
+    def before_run(
+        self, key: Hashable, runner: Runner, specs: Callable[[], Mapping[Node, Any]]
+    ) -> None:
         """Returns where all ranks are about to run the same graph on feeds of the same shapes, which
         a group without MPI compares before the first run of each shape only. CommunicationError on
         all ranks, with the first difference, where they are not. Before the first run all ranks
@@ -71,11 +82,37 @@ class DataParallel:
         self._group.check()
         if not known or self._group.compares_every_run:
             self._group.agree(*mine)
+            if not known and self._group.handle:
+                self._place(runner)
             self._told[key] = mine
+        arena = self._arenas.get(runner)
+        if arena is not None and runner.arena is not arena:  # others have made theirs grow
+            runner.bind(arena)
         if first:
             self._share_state()
         for part in self._shards:
             part.refresh()
+
+    def _place(self, runner: Runner) -> None:
+        """Lays the arena into a window, where the plans of all ranks have what they exchange at the
+        same places of it.
+        """
+        if os.environ.get("X_WINDOW") == "0":
+            return
+        layout, there = _layout(runner), isinstance(self._backend.arena, Window)
+        digest = int.from_bytes(hashlib.sha256(repr(layout).encode()).digest()[:7], "big")
+        most = self._group.all_reduce(np.array([digest, -digest, -there], np.int64), "max")
+        nbytes = self._backend.arena.nbytes
+        if most[0] != -most[1] or not layout:
+            if there:
+                self._arenas[runner] = Block(self._ctx, nbytes)
+            return
+        if most[2] > -1:  # not on all ranks
+            window = windows_of(self._group, self._ctx).open(nbytes)
+            if window is None:
+                return
+            self._backend.reserve(runner, window)
+        self._arenas[runner] = self._backend.arena
 
     def _share_state(self) -> None:
         values = [parameter.asnumpy() for parameter in self._shared]
@@ -100,35 +137,58 @@ class DataParallel:
     def _reduce(self, fetches: Sequence[Node], options: Options) -> list[Node]:
         order = find_topo_sort(fetches)
         rounds: dict[Node, tuple[Node | None, int]] = {}  # of each gradient: when it is used
+        sent: dict[Node, Node] = {}  # of each: what is reduced
         reduced: dict[Node, Node] = {}
+        narrow = _narrow(order)
         for node in order:
             for which, k in enumerate(node.op.gradient_inputs):
-                gradient = node.inputs[k]
+                gradient, parameter = node.inputs[k], node.inputs[which]
                 if gradient.op.constant_fill or gradient.op.communicates:
                     continue
-                if isinstance(node.inputs[which].origin, Slice):  # no other rank has this part
-                    with attributed_to(gradient, backward=True):
+                with attributed_to(gradient, backward=True):
+                    if isinstance(parameter.origin, Slice):  # no other rank has this part
                         reduced[gradient] = mul(gradient, 1 / self._group.size)
-                else:
-                    rounds[gradient] = _round(node)
+                        continue
+                    half = parameter in narrow and gradient.spec.dtype == np.float32
+                    sent[gradient] = cast_op(gradient, bfloat16) if half else gradient
+                sent[gradient].number = gradient.number
+                rounds[gradient] = _round(node)
         self._check_divided(order, reduced.keys())
-        for bucket in _buckets(rounds):
+        within = set(find_topo_sort([*rounds, *reduced])) | set(reduced.values())
+        readers = [node for node in order if node not in within]
+        summed = _divided_by_updates(readers, rounds)
+        buckets = _buckets(rounds, sent, summed)
+        for bucket in buckets:
             count, every = rounds[bucket[0]]
+            options_of = {} if count is None else {"count": count, "every": every}
+            op = "sum" if bucket[0] in summed else "mean"
             with attributed_to(bucket[-1], backward=True):
-                options_of = {} if count is None else {"count": count, "every": every}
                 made = bucket_op(len(bucket))(
-                    *bucket, group=self._group, op="mean", name="gradients", **options_of
-                )
+                    *map(sent.__getitem__, bucket), group=self._group, op=op, name="gradients",
+                    **options_of,
+                )  # fmt: skip
             made.number = bucket[-1].number  # so that it is scheduled as soon as they are there
             values = [made] if len(bucket) == 1 else [made[k] for k in range(len(bucket))]
             reduced.update(zip(bucket, values))
-        gradients = [*rounds, *(x for x in reduced if x not in rounds)]
-        within = set(find_topo_sort(gradients)) | set(reduced.values())
-        for node in order:
-            if node not in within and not reduced.keys().isdisjoint(node.inputs):
+        self._divide(readers, summed, set(buckets[-1]) if buckets else set())
+        for node in readers:
+            if not reduced.keys().isdisjoint(node.inputs):
                 node.inputs = [reduced.get(x, x) for x in node.inputs]
         return list(fetches)
 
+    def _divide(self, readers: Sequence[Node], summed: set[Node], last: set[Node]) -> None:
+        """Lets updates divide what they read of the gradients that are `summed`.
+
+        Updates that read the same constant become one, which waits for all that it reads. Those of
+        the `last` bucket, which nothing hides but the other updates, are another.
+        """
+        share, share_of_last = (
+            constant(np.float32(1 / self._group.size), "share") for _ in range(2)
+        )
+        for node in readers:
+            if not summed.isdisjoint(node.inputs):
+                own = share if last.isdisjoint(node.inputs) else share_of_last
+                _scale(node, share if os.environ.get("X_LAST") == "0" else own)
 
     def _check_divided(self, order: Sequence[Node], divided: Collection[Node]) -> None:
         """GraphError where a norm is taken of a part of a weight: ranks would clip differently."""
@@ -146,26 +206,76 @@ def _round(update: Node) -> tuple[Node | None, int]:
     return update.op.counter(update), update.attrs.get("every", 1)
 
 
-def _buckets(rounds: Mapping[Node, Any]) -> list[list[Node]]:
+def _narrow(order: Sequence[Node]) -> set[Node]:
+    """The matrices of float32 that products read as bfloat16. Where a gradient of one is float32,
+    since an embedding has a part in it, say, it is rounded before it is reduced, as the others are.
+    """
+    if os.environ.get("X_HALF") == "0":
+        return set()
+    casts = [node for node in order if node.op.casts and node.spec.dtype is bfloat16]
+    return {node.inputs[0] for node in casts if len(node.spec.shape) > 1}
+
+
+def _divided_by_updates(readers: Sequence[Node], rounds: Mapping[Node, Any]) -> set[Node]:
+    """The gradients that nothing but updates read, each of which scales all that it reads: the sum
+    over ranks is enough there, for which NCCL has faster kernels than for the mean. Not those of
+    float16, whose sum may be beyond its range.
+    """
+    if os.environ.get("X_SUM") == "0":
+        return set()
+    found = {x for x, (count, _) in rounds.items() if count is None and x.spec.dtype != np.float16}
+    for node in readers:
+        op = node.op
+        update = isinstance(op, RuleOp) and not op.rule.beside
+        own = [node.inputs[k] for k in op.gradient_inputs] if update else []
+        if not found.issuperset(own) or len(own) < sum(x in found for x in node.inputs):
+            found.difference_update(node.inputs)
+    return found
+
+
+def _scale(update: Node, share: Node) -> None:
+    """Lets an update multiply its gradient by `share`."""
+    given = update.attrs.get("given", ())
+    if "scale" in given:  # the last of the inputs
+        update.inputs = [*update.inputs[:-1], mul(update.inputs[-1], share)]
+    else:
+        update.inputs = [*update.inputs, share]
+        update.attrs = {**update.attrs, "given": (*given, "scale")}
+
+
+def _buckets(
+    rounds: Mapping[Node, Any], sent: Mapping[Node, Node], summed: Collection[Node]
+) -> list[list[Node]]:
     """The gradients in the order of their making, which is that of backward, cut into buckets of
-    one dtype and one round each, in the order in which they are complete: those of bfloat16 and of
-    float32, which alternate in a network of 16 bits, fill at the same time.
+    one dtype, one round and one reduction each, in the order in which they are complete: those of
+    bfloat16 and of float32, which alternate in a network of 16 bits, fill at the same time.
     """
     found: list[list[Node]] = []
     filling: dict[Hashable, list[Node]] = {}
     for node in sorted(rounds, key=lambda node: node.number):
         count, every = rounds[node]
-        kind = node.spec.dtype, id(count), every
+        kind = sent[node].spec.dtype, id(count), every, node in summed
         bucket = filling.get(kind)
         if bucket is not None:
             limit = FIRST_BUCKET if bucket is found[0] else BUCKET
-            if sum(x.spec.nbytes for x in [*bucket, node]) > limit:
+            if sum(sent[x].spec.nbytes for x in [*bucket, node]) > limit:
                 bucket = None
         if bucket is None:
             bucket = filling[kind] = []
             found.append(bucket)
         bucket.append(node)
     return sorted(found, key=lambda bucket: bucket[-1].number)
+
+
+def _layout(runner: Runner) -> list[int]:
+    """The bytes of the arena, and where in it each step that communicates has what it exchanges;
+    nothing where one reads a feed, which a rank alone may have elsewhere.
+    """
+    steps = [step for step in runner.plan.steps if step.node.op.communicates]
+    values = [value for step in steps for value in (*step.inputs, *step.outputs)]
+    if any(value.buffer.kind == "feed" for value in values):
+        return []
+    return [runner.arena_nbytes, *(x.buffer.offset + x.skipped_nbytes for x in values)]
 
 
 # ---- what ranks compare ----

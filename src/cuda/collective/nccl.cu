@@ -6,6 +6,8 @@
 // same order, on one stream each; calls may be captured once each kind has run. Bound by NVLink or
 // the network: 2 (n - 1) / n of the bytes pass each of n GPUs in an all_reduce.
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "cuda/runtime/dlopen.cuh"
 #include "cuda/runtime/lists.cuh"
@@ -19,11 +21,13 @@ struct UniqueId {
   char bytes[kCommunicatorIdNbytes];  // NCCL_UNIQUE_ID_BYTES
 };
 using Comm = struct NcclComm*;
+using Window = struct NcclWindow*;
 using Status = int;
 constexpr Status kSuccess = 0;     // ncclSuccess
 constexpr Status kInProgress = 7;  // ncclInProgress
 constexpr int kUint8 = 1;          // ncclUint8
 constexpr int kSum = 0;            // ncclSum; other reductions come as ncclRedOp_t from Python
+constexpr int kSymmetric = 1;      // NCCL_WIN_COLL_SYMMETRIC
 
 struct Library {
   Status (*version)(int*) = nullptr;
@@ -40,6 +44,11 @@ struct Library {
   Status (*reduce)(const void*, void*, size_t, int, int, int, Comm, cudaStream_t) = nullptr;
   Status (*send)(const void*, size_t, int, int, Comm, cudaStream_t) = nullptr;
   Status (*recv)(void*, size_t, int, int, Comm, cudaStream_t) = nullptr;
+  // What it has of these depends on its version: windows came with 2.27.
+  Status (*mem_alloc)(void**, size_t) = nullptr;
+  Status (*mem_free)(void*) = nullptr;
+  Status (*window_register)(Comm, void*, size_t, Window*, int flags) = nullptr;
+  Status (*window_deregister)(Comm, Window) = nullptr;
   std::string error;  // why it cannot be used, or ""
 };
 
@@ -61,6 +70,12 @@ Library Open() {
   Find(library, "ncclReduce", &nccl.reduce, &nccl.error);
   Find(library, "ncclSend", &nccl.send, &nccl.error);
   Find(library, "ncclRecv", &nccl.recv, &nccl.error);
+  std::string missing;
+  Find(library, "ncclMemAlloc", &nccl.mem_alloc, &missing);
+  Find(library, "ncclMemFree", &nccl.mem_free, &missing);
+  Find(library, "ncclCommWindowRegister", &nccl.window_register, &missing);
+  Find(library, "ncclCommWindowDeregister", &nccl.window_deregister, &missing);
+  if (!missing.empty()) nccl.mem_alloc = nullptr;
   return nccl;
 }
 
@@ -273,8 +288,65 @@ void CommunicatorCheck(int64_t handle) {
   CheckNccl("NCCL", found);
 }
 
+// ---- windows ----
+
+// The registered windows of all communicators, by their memory.
+struct Windows {
+  std::mutex mutex;
+  std::map<void*, Window> of;
+};
+
+Windows& AllWindows() {
+  static Windows* const windows = new Windows;
+  return *windows;
+}
+
+void* WindowAlloc(int64_t handle, int64_t nbytes) {
+  const char* op = "window";
+  const Library& nccl = Nccl();
+  if (!nccl.mem_alloc)
+    FailWith(DL_UNAVAILABLE, "%s: this NCCL has no windows, which came with release 2.27", op);
+  Use(op, At(op, handle).device);
+  void* data = nullptr;
+  const Status status = nccl.mem_alloc(&data, (size_t)nbytes);
+  if (status == kSuccess) return data;
+  cudaGetLastError();
+  return nullptr;
+}
+
+void WindowRegister(int64_t handle, void* data, int64_t nbytes) {
+  const char* op = "window";
+  const Communicator& group = At(op, handle);
+  Use(op, group.device);
+  Window window = nullptr;
+  CheckNccl(op, Nccl().window_register(group.comm, data, (size_t)nbytes, &window,
+                                   kSymmetric));
+  Windows& windows = AllWindows();
+  std::lock_guard<std::mutex> lock(windows.mutex);
+  windows.of[data] = window;
+}
+
+void WindowFree(int64_t handle, void* data) {
+  const char* op = "window";
+  const Communicator& group = At(op, handle);
+  Use(op, group.device);
+  Windows& windows = AllWindows();
+  Window window = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(windows.mutex);
+    const auto found = windows.of.find(data);
+    if (found != windows.of.end()) {
+      window = found->second;
+      windows.of.erase(found);
+    }
+  }
+  if (window) CheckNccl(op, Nccl().window_deregister(group.comm, window));
+  CheckNccl(op, Nccl().mem_free(data));
+}
+
 const CommunicatorsRegistrar registrar({DL_GPU, CommunicatorId, CommunicatorCreate,
-                                        CommunicatorCheck});
+                                        CommunicatorCheck, WindowAlloc, WindowRegister,
+                                        WindowFree});
 
 DLSYS_KERNEL_ANY(cuda, all_reduce, AllReduce);
 DLSYS_KERNEL_ANY(cuda, all_gather, AllGather);
