@@ -48,6 +48,7 @@ class Windows:
         """
         self._close()
         cdll, handle, out = load().cdll, self._group.handle, ctypes.c_void_p()
+        load().check(cdll.DLMemoryTrim(self._ctx.struct))  # NCCL's memory is not the allocator's
         try:
             load().check(cdll.DLWindowAlloc(self._ctx.struct, handle, nbytes, ctypes.byref(out)))
         except (DeviceError, OutOfMemoryError):
