@@ -45,19 +45,3 @@ DLSYS_API int DLCommunicatorCreate(DLContext ctx, const void* id, int32_t rank, 
 DLSYS_API int DLCommunicatorCheck(DLContext ctx, int64_t handle) {
   return Guard([&] { Of(ctx).check(handle); });
 }
-
-DLSYS_API int DLWindowAlloc(DLContext ctx, int64_t handle, int64_t nbytes, void** out) {
-  return Guard([&] {
-    NotNull(out);
-    *out = Of(ctx).window_alloc(handle, nbytes);
-    if (!*out) FailWith(DL_OUT_OF_MEMORY, "out of memory for a window of %lld bytes", (long long)nbytes);
-  });
-}
-
-DLSYS_API int DLWindowRegister(DLContext ctx, int64_t handle, void* data, int64_t nbytes) {
-  return Guard([&] { Of(ctx).window_register(handle, NotNull(data), nbytes); });
-}
-
-DLSYS_API int DLWindowFree(DLContext ctx, int64_t handle, void* data) {
-  return Guard([&] { Of(ctx).window_free(handle, NotNull(data)); });
-}

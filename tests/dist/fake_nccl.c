@@ -16,7 +16,7 @@ typedef int (*Copy)(void*, DLContext, const void*, DLContext, int64_t, DLStream)
 
 static char notes[1 << 16];
 static const void* sent;
-static int grouped, broken, without_memory;
+static int grouped, broken;
 
 static int Do(const char* what, const void* x, void* y, size_t count, int type, int argument,
               DLStream stream) {
@@ -34,9 +34,6 @@ static int Do(const char* what, const void* x, void* y, size_t count, int type, 
 const char* FakeNotes(void) { return notes; }
 void FakeForget(void) { notes[0] = 0; }
 void FakeBreak(int status) { broken = status; }
-void FakeTakeMemory(int taken) { without_memory = taken; }
-
-static void Note(const char* what) { strncat(notes, what, sizeof notes - strlen(notes) - 1); }
 
 int ncclGetVersion(int* version) { return *version = 22800, 0; }
 int ncclGetUniqueId(Id* id) { return memset(id, 7, sizeof *id), 0; }
@@ -74,28 +71,4 @@ int ncclSend(const void* x, size_t n, int type, int peer, void* comm, DLStream s
 }
 int ncclRecv(void* y, size_t n, int type, int peer, void* comm, DLStream stream) {
   return Do("recv", sent, y, n, type, peer, stream);
-}
-int ncclMemAlloc(void** data, size_t nbytes) {
-  Note("mem_alloc\n");
-  if (without_memory) return 1;  // ncclUnhandledCudaError
-  const DLContext gpu = {0, DL_GPU};
-  void* library = dlopen(getenv("DLSYS_LIBRARY"), RTLD_LAZY | RTLD_NOLOAD);
-  typedef int (*Alloc)(DLContext, int64_t, DLStream, void**);
-  return ((Alloc)dlsym(library, "DLMemoryAlloc"))(gpu, (int64_t)nbytes, 0, data);
-}
-int ncclMemFree(void* data) {
-  Note("mem_free\n");
-  const DLContext gpu = {0, DL_GPU};
-  void* library = dlopen(getenv("DLSYS_LIBRARY"), RTLD_LAZY | RTLD_NOLOAD);
-  typedef int (*Free)(DLContext, void*);
-  return ((Free)dlsym(library, "DLMemoryFree"))(gpu, data);
-}
-int ncclCommWindowRegister(void* comm, void* data, size_t nbytes, void** window, int flags) {
-  Note(flags == 1 ? "window_register\n" : "window_register with other flags\n");
-  *window = data;
-  return comm != notes || !nbytes;
-}
-int ncclCommWindowDeregister(void* comm, void* window) {
-  Note("window_deregister\n");
-  return comm != notes || !window;
 }

@@ -568,6 +568,7 @@ def outcomes(names: list[str]) -> dict[str, str]:
             globals()[f"case_{name}"]()
         except Exception:
             fault = f"rank {rank}: {traceback.format_exc()}"
+            print(f"case {name}, {fault}", file=sys.stderr, flush=True)
         found[name] = next(filter(None, world.objects(fault)), "")
     return found
 

@@ -310,8 +310,8 @@ class Layout(unittest.TestCase):
         if not layout:
             lacking(executor, lambda kernel: kernel.endswith("_channels_last"))
         else:
-            target = executor.backend.target
-            executor.backend.target = replace(target, kernel_fits=lambda *arguments: True)
+            target = executor._backend.target
+            executor._backend.target = replace(target, kernel_fits=lambda *arguments: True)
         images = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)
         return [v.asnumpy().astype(np.float64) for v in executor.run({x: images})]
 

@@ -44,7 +44,7 @@ def fused(fetches: Sequence[Node], *names: str, target: Target = CPU) -> list[No
 
 def lacking(executor: ad.Executor, lacks: Callable[[str], bool]) -> ad.Executor:
     """The executor on a target without the kernels of those names."""
-    backend = executor.backend
+    backend = executor._backend
     kernels = frozenset(key for key in backend.target.kernels if not lacks(key[0]))
     backend.target = replace(backend.target, kernels=kernels)
     return executor

@@ -14,29 +14,25 @@ import os
 import zlib
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ..dtypes import bfloat16
 from ..errors import GraphError
-from ..executor.run.runner import Runner
 from ..graph.lines import attributed_to
 from ..graph.node import Node, find_topo_sort, hooks
 from ..ops.elementwise import cast_op, mul
 from ..ops.leaf import Parameter, constant
 from ..ops.optim.apply import RuleOp, global_norm_op
 from ..passes.pipeline import Options, Pass
-from ..runtime.device import Block
 from ..runtime.target import target_of
 from ..settings import settings
 from .collectives import bucket_op
 from .group import LINE, Group, without_line
 from .shard import Shard, Slice
-from .window import Window, windows_of
 
-FIRST_BUCKET = int(os.environ.get('X_FIRST', 1 << 20))  # bytes
-BUCKET = int(os.environ.get('X_BUCKET', 25 << 20))  # bytes
+FIRST_BUCKET = 1 << 20  # bytes
+BUCKET = 25 << 20  # bytes
 _SEEDS = 0x9E3779B97F4A7C15  # odd: the keys of 2^64 ranks differ
 
 Told = dict[str, list[str]]
@@ -45,17 +41,17 @@ Told = dict[str, list[str]]
 class DataParallel:
     """What an executor does for a group of ranks: two passes, and a check before each run."""
 
-    def __init__(self, group: Group, executor: Any, parameters: Sequence[Parameter]) -> None:
+    def __init__(self, group: Group, ctx: Any, parameters: Sequence[Parameter]) -> None:
         if not isinstance(group, Group):
             raise GraphError(f"Executor: group is one of dist.init(), got {group!r}")
-        ctx = executor.ctx
-        self._group, self._ctx, self._backend = group, ctx, executor.backend
+        self._group, self._ctx = group, ctx
         self._shared = [parameter for parameter in parameters if not parameter.of_rank]
         self._shards = [parameter for parameter in parameters if isinstance(parameter, Shard)]
         self._told: dict[Hashable, tuple[int, Told]] = {}
-        # Where all ranks have a plan's arena, apart from the one that executors share.
-        self._arenas: WeakKeyDictionary[Any, Block] = WeakKeyDictionary()
         group.connect(ctx)
+        # Within a host sums are quick, but kernels beside them that fill the chip are slow: a block
+        # of theirs that finds no multiprocessor free begins when the others are done.
+        self._behind = ctx is not None and bool(ctx.streams) and group.one_host
         self.passes: tuple[Pass, ...] = (
             Pass("rank_keys", self._draw_apart, position=3),
             Pass("reductions", self._reduce, position=6),
@@ -63,9 +59,7 @@ class DataParallel:
         if group.size == 1 and not group.handle:
             self.passes = ()
 
-    def before_run(
-        self, key: Hashable, runner: Runner, specs: Callable[[], Mapping[Node, Any]]
-    ) -> None:
+    def before_run(self, key: Hashable, specs: Callable[[], Mapping[Node, Any]]) -> None:
         """Returns where all ranks are about to run the same graph on feeds of the same shapes, which
         a group without MPI compares before the first run of each shape only. CommunicationError on
         all ranks, with the first difference, where they are not. Before the first run all ranks
@@ -82,37 +76,11 @@ class DataParallel:
         self._group.check()
         if not known or self._group.compares_every_run:
             self._group.agree(*mine)
-            if not known and self._group.handle:
-                self._place(runner)
             self._told[key] = mine
-        arena = self._arenas.get(runner)
-        if arena is not None and runner.arena is not arena:  # others have made theirs grow
-            runner.bind(arena)
         if first:
             self._share_state()
         for part in self._shards:
             part.refresh()
-
-    def _place(self, runner: Runner) -> None:
-        """Lays the arena into a window, where the plans of all ranks have what they exchange at the
-        same places of it.
-        """
-        if os.environ.get("X_WINDOW") == "0":
-            return
-        layout, there = _layout(runner), isinstance(self._backend.arena, Window)
-        digest = int.from_bytes(hashlib.sha256(repr(layout).encode()).digest()[:7], "big")
-        most = self._group.all_reduce(np.array([digest, -digest, -there], np.int64), "max")
-        nbytes = self._backend.arena.nbytes
-        if most[0] != -most[1] or not layout:
-            if there:
-                self._arenas[runner] = Block(self._ctx, nbytes)
-            return
-        if most[2] > -1:  # not on all ranks
-            window = windows_of(self._group, self._ctx).open(nbytes)
-            if window is None:
-                return
-            self._backend.reserve(runner, window)
-        self._arenas[runner] = self._backend.arena
 
     def _share_state(self) -> None:
         values = [parameter.asnumpy() for parameter in self._shared]
@@ -165,30 +133,31 @@ class DataParallel:
             with attributed_to(bucket[-1], backward=True):
                 made = bucket_op(len(bucket))(
                     *map(sent.__getitem__, bucket), group=self._group, op=op, name="gradients",
-                    **options_of,
+                    behind=self._behind and os.environ.get("X_BEHIND") != "0", **options_of,
                 )  # fmt: skip
             made.number = bucket[-1].number  # so that it is scheduled as soon as they are there
             values = [made] if len(bucket) == 1 else [made[k] for k in range(len(bucket))]
             reduced.update(zip(bucket, values))
-        self._divide(readers, summed, set(buckets[-1]) if buckets else set())
+        self._divide(readers, summed, buckets)
         for node in readers:
             if not reduced.keys().isdisjoint(node.inputs):
                 node.inputs = [reduced.get(x, x) for x in node.inputs]
         return list(fetches)
 
-    def _divide(self, readers: Sequence[Node], summed: set[Node], last: set[Node]) -> None:
-        """Lets updates divide what they read of the gradients that are `summed`.
-
-        Updates that read the same constant become one, which waits for all that it reads. Those of
-        the `last` bucket, which nothing hides but the other updates, are another.
+    def _divide(
+        self, readers: Sequence[Node], summed: set[Node], buckets: Sequence[Sequence[Node]]
+    ) -> None:
+        """Lets updates divide what they read of the gradients that are `summed`. Updates that read
+        one constant become one, which waits for all that it reads: each bucket has its own, so that
+        it is used while others travel.
         """
-        share, share_of_last = (
-            constant(np.float32(1 / self._group.size), "share") for _ in range(2)
-        )
+        share: dict[Node, Node] = {}
+        for bucket in buckets:
+            own = constant(np.float32(1 / self._group.size), "share")
+            share.update(dict.fromkeys(summed.intersection(bucket), own))
         for node in readers:
-            if not summed.isdisjoint(node.inputs):
-                own = share if last.isdisjoint(node.inputs) else share_of_last
-                _scale(node, share if os.environ.get("X_LAST") == "0" else own)
+            for gradient in [x for x in node.inputs if x in share]:
+                _scale(node, share[gradient])
 
     def _check_divided(self, order: Sequence[Node], divided: Collection[Node]) -> None:
         """GraphError where a norm is taken of a part of a weight: ranks would clip differently."""
@@ -210,8 +179,6 @@ def _narrow(order: Sequence[Node]) -> set[Node]:
     """The matrices of float32 that products read as bfloat16. Where a gradient of one is float32,
     since an embedding has a part in it, say, it is rounded before it is reduced, as the others are.
     """
-    if os.environ.get("X_HALF") == "0":
-        return set()
     casts = [node for node in order if node.op.casts and node.spec.dtype is bfloat16]
     return {node.inputs[0] for node in casts if len(node.spec.shape) > 1}
 
@@ -221,8 +188,6 @@ def _divided_by_updates(readers: Sequence[Node], rounds: Mapping[Node, Any]) -> 
     over ranks is enough there, for which NCCL has faster kernels than for the mean. Not those of
     float16, whose sum may be beyond its range.
     """
-    if os.environ.get("X_SUM") == "0":
-        return set()
     found = {x for x, (count, _) in rounds.items() if count is None and x.spec.dtype != np.float16}
     for node in readers:
         op = node.op
@@ -265,17 +230,6 @@ def _buckets(
             found.append(bucket)
         bucket.append(node)
     return sorted(found, key=lambda bucket: bucket[-1].number)
-
-
-def _layout(runner: Runner) -> list[int]:
-    """The bytes of the arena, and where in it each step that communicates has what it exchanges;
-    nothing where one reads a feed, which a rank alone may have elsewhere.
-    """
-    steps = [step for step in runner.plan.steps if step.node.op.communicates]
-    values = [value for step in steps for value in (*step.inputs, *step.outputs)]
-    if any(value.buffer.kind == "feed" for value in values):
-        return []
-    return [runner.arena_nbytes, *(x.buffer.offset + x.skipped_nbytes for x in values)]
 
 
 # ---- what ranks compare ----

@@ -34,7 +34,7 @@ class Backend(ABC):
     target: Target
 
     def __init__(self) -> None:
-        self.arena: Any = None
+        self._arena: Any = None
         self._bound: weakref.WeakSet[Runner] = weakref.WeakSet()  # to the arena
 
     @abstractmethod
@@ -53,15 +53,15 @@ class Backend(ABC):
         """The lifetimes of buffers of a plan for parallel steps; None where none are parallel."""
         return None
 
-    def reserve(self, runner: Runner, arena: Any = None) -> None:
-        """Binds a runner to the one arena, which grows to the largest plan or is replaced by the
-        one given; the others that live are then bound anew.
+    def reserve(self, runner: Runner) -> None:
+        """Binds a runner to the one arena, which grows to the largest plan; the others that live
+        are then bound anew.
         """
-        if arena or self.arena is None or runner.arena_nbytes > self.arena.nbytes:
-            self.arena = arena or self._allocated(runner.arena_nbytes)
+        if self._arena is None or runner.arena_nbytes > self._arena.nbytes:
+            self._arena = self._allocated(runner.arena_nbytes)
             for other in self._bound:
-                other.bind(self.arena)
-        runner.bind(self.arena)
+                other.bind(self._arena)
+        runner.bind(self._arena)
         self._bound.add(runner)
 
 

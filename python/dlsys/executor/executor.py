@@ -101,12 +101,12 @@ class Executor(Views):
         self._running = threading.Lock()
         self._changes = Node.changes
         self._warned_of_plans = False
-        self.backend: Backend = backend or backend_of(self.ctx)
+        self._backend: Backend = backend or backend_of(self.ctx)
         self._parallel: Any = None
         if group is not None:
             if "data_parallel" not in hooks:  # nobody has imported dlsys.dist
                 raise GraphError(f"Executor: group is one of dist.init(), got {group!r}")
-            self._parallel = hooks["data_parallel"](group, self, self._parameters)
+            self._parallel = hooks["data_parallel"](group, self.ctx, self._parameters)
         self._count_from_here()
 
     # ---- running ----
@@ -159,7 +159,7 @@ class Executor(Views):
             runner, transaction, values = self._ready(feed_dict)
             if self._parallel is not None:
                 key = self._signatures or ()
-                self._parallel.before_run(key, runner, lambda: self._infer(self._feeds.specs(key)))
+                self._parallel.before_run(key, lambda: self._infer(self._feeds.specs(key)))
             if n > 1 and not runner.runs:
                 self._run(runner, transaction, values)  # the run after the first is captured
                 n -= 1
@@ -188,7 +188,7 @@ class Executor(Views):
     @property
     def target(self) -> Target:
         """The kernels and abilities of the device that it plans for."""
-        return self.backend.target
+        return self._backend.target
 
     @property
     def draws(self) -> int:
@@ -255,8 +255,8 @@ class Executor(Views):
         written = [step.inputs[k].node for step in plan.steps for k in step.node.op.writes]
         states = dict.fromkeys([*written, *(value.node for value in plan.states)])
         state.place([node.origin for node in states], self.ctx)
-        runner = self.backend.runner(plan, Checked)
-        self.backend.reserve(runner)
+        runner = self._backend.runner(plan, Checked)
+        self._backend.reserve(runner)
         return runner
 
     # ---- planning ----
@@ -279,7 +279,7 @@ class Executor(Views):
 
     def _planned(self, order: list[Node], values: list[Node]) -> Plan:
         """The plan of a scheduled graph."""
-        own, reuse = self.backend, not settings.separate_arena
+        own, reuse = self._backend, not settings.separate_arena
         return make_plan(order, values, own.workspace, reuse, own.lifetimes(order))
 
     def _rewrite(self, specs: Mapping[Node, Any]) -> list[Node]:

@@ -245,9 +245,6 @@ function DLStreamWait DLContext pointer pointer
 function DLCommunicatorId DLContext pointer
 function DLCommunicatorCreate DLContext pointer int32 int32 pointer
 function DLCommunicatorCheck DLContext int64
-function DLWindowAlloc DLContext int64 int64 pointer
-function DLWindowRegister DLContext int64 pointer int64
-function DLWindowFree DLContext int64 pointer
 function DLMemoryAlloc DLContext int64 pointer pointer
 function DLMemoryFree DLContext pointer
 function DLMemoryTrim DLContext

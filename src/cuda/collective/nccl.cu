@@ -1,13 +1,12 @@
 // Collectives among the GPUs of several ranks, by NCCL: all_reduce, all_gather, reduce_scatter,
 // broadcast, reduce, all_to_all and send_recv. The library is opened by soname when a communicator
 // is first made; the functions and constants that are used are declared here, after nccl.h. Arrays
-// are contiguous, results may not overlap inputs. The arrays of one all_reduce go as one group,
-// which NCCL joins into one launch: nothing is packed. All ranks must queue the same calls in the
-// same order, on one stream each; calls may be captured once each kind has run. Bound by NVLink or
-// the network: 2 (n - 1) / n of the bytes pass each of n GPUs in an all_reduce.
+// are contiguous, results may not overlap inputs. The arrays of one all_reduce that lie side by side
+// go as one, which is quicker; others as one group, which NCCL joins into one launch: nothing is
+// packed. All ranks must queue the same calls in the same order, on one stream each; calls may be
+// captured once each kind has run. Bound by NVLink or the network: 2 (n - 1) / n of the bytes pass
+// each of n GPUs in an all_reduce.
 #include <cstring>
-#include <map>
-#include <mutex>
 
 #include "cuda/runtime/dlopen.cuh"
 #include "cuda/runtime/lists.cuh"
@@ -21,13 +20,11 @@ struct UniqueId {
   char bytes[kCommunicatorIdNbytes];  // NCCL_UNIQUE_ID_BYTES
 };
 using Comm = struct NcclComm*;
-using Window = struct NcclWindow*;
 using Status = int;
 constexpr Status kSuccess = 0;     // ncclSuccess
 constexpr Status kInProgress = 7;  // ncclInProgress
 constexpr int kUint8 = 1;          // ncclUint8
 constexpr int kSum = 0;            // ncclSum; other reductions come as ncclRedOp_t from Python
-constexpr int kSymmetric = 1;      // NCCL_WIN_COLL_SYMMETRIC
 
 struct Library {
   Status (*version)(int*) = nullptr;
@@ -44,11 +41,6 @@ struct Library {
   Status (*reduce)(const void*, void*, size_t, int, int, int, Comm, cudaStream_t) = nullptr;
   Status (*send)(const void*, size_t, int, int, Comm, cudaStream_t) = nullptr;
   Status (*recv)(void*, size_t, int, int, Comm, cudaStream_t) = nullptr;
-  // What it has of these depends on its version: windows came with 2.27.
-  Status (*mem_alloc)(void**, size_t) = nullptr;
-  Status (*mem_free)(void*) = nullptr;
-  Status (*window_register)(Comm, void*, size_t, Window*, int flags) = nullptr;
-  Status (*window_deregister)(Comm, Window) = nullptr;
   std::string error;  // why it cannot be used, or ""
 };
 
@@ -70,12 +62,6 @@ Library Open() {
   Find(library, "ncclReduce", &nccl.reduce, &nccl.error);
   Find(library, "ncclSend", &nccl.send, &nccl.error);
   Find(library, "ncclRecv", &nccl.recv, &nccl.error);
-  std::string missing;
-  Find(library, "ncclMemAlloc", &nccl.mem_alloc, &missing);
-  Find(library, "ncclMemFree", &nccl.mem_free, &missing);
-  Find(library, "ncclCommWindowRegister", &nccl.window_register, &missing);
-  Find(library, "ncclCommWindowDeregister", &nccl.window_deregister, &missing);
-  if (!missing.empty()) nccl.mem_alloc = nullptr;
   return nccl;
 }
 
@@ -168,9 +154,25 @@ class NcclGroup {
   bool open_ = true;
 };
 
-// `count` is not read: a captured graph has every collective in it, in every run.
-void AllReduce(int64_t handle, int64_t reduction, const DLArrayList* xs, const DLArrayList*,
-               DLArrayList* ys, DLStream stream) {
+// The elements from the first array of a list to the end of its last one, which are side by side:
+// at the same distances from the first as those of `others`. With what lies between them.
+size_t JoinedNumel(const char* op, const DLArrayList* list, const DLArrayList* others) {
+  const char *begin = (const char*)list->arrays[0]->data, *end = begin;
+  const char* other = (const char*)others->arrays[0]->data;
+  for (int64_t k = 0; k < list->count; k++) {
+    const DLArray* x = list->arrays[k];
+    const char* data = (const char*)x->data;
+    if (data < end || data - begin != (const char*)others->arrays[k]->data - other)
+      Fail("%s: expected arrays side by side", op);
+    end = data + Numel(x) * DtypeNbytes(x->dtype);
+  }
+  return (size_t)((end - begin) / DtypeNbytes(list->arrays[0]->dtype));
+}
+
+// `joined` arrays, which lie side by side, go as one. `count` is not read: a captured graph has
+// every collective in it, in every run.
+void AllReduce(int64_t handle, int64_t reduction, int64_t joined, const DLArrayList* xs,
+               const DLArrayList*, DLArrayList* ys, DLStream stream) {
   const char* op = "all_reduce";
   if (Workspace::Querying()) return;
   if (xs->count != ys->count) Fail("%s: expected as many results as arrays", op);
@@ -180,7 +182,9 @@ void AllReduce(int64_t handle, int64_t reduction, const DLArrayList* xs, const D
     const DLArray *x = xs->arrays[k], *y = ys->arrays[k];
     const Communicator& group = Begin(op, handle, x, y);
     CheckSameShape(op, x, y);
-    CheckNccl(op, Nccl().all_reduce(x->data, y->data, (size_t)Numel(x), DataType(op, x->dtype),
+    if (joined && k) continue;
+    const size_t count = joined ? JoinedNumel(op, xs, ys) : (size_t)Numel(x);
+    CheckNccl(op, Nccl().all_reduce(x->data, y->data, count, DataType(op, x->dtype),
                                     (int)reduction, group.comm, Native(stream)));
   }
   calls.End();
@@ -288,65 +292,8 @@ void CommunicatorCheck(int64_t handle) {
   CheckNccl("NCCL", found);
 }
 
-// ---- windows ----
-
-// The registered windows of all communicators, by their memory.
-struct Windows {
-  std::mutex mutex;
-  std::map<void*, Window> of;
-};
-
-Windows& AllWindows() {
-  static Windows* const windows = new Windows;
-  return *windows;
-}
-
-void* WindowAlloc(int64_t handle, int64_t nbytes) {
-  const char* op = "window";
-  const Library& nccl = Nccl();
-  if (!nccl.mem_alloc)
-    FailWith(DL_UNAVAILABLE, "%s: this NCCL has no windows, which came with release 2.27", op);
-  Use(op, At(op, handle).device);
-  void* data = nullptr;
-  const Status status = nccl.mem_alloc(&data, (size_t)nbytes);
-  if (status == kSuccess) return data;
-  cudaGetLastError();
-  return nullptr;
-}
-
-void WindowRegister(int64_t handle, void* data, int64_t nbytes) {
-  const char* op = "window";
-  const Communicator& group = At(op, handle);
-  Use(op, group.device);
-  Window window = nullptr;
-  CheckNccl(op, Nccl().window_register(group.comm, data, (size_t)nbytes, &window,
-                                   kSymmetric));
-  Windows& windows = AllWindows();
-  std::lock_guard<std::mutex> lock(windows.mutex);
-  windows.of[data] = window;
-}
-
-void WindowFree(int64_t handle, void* data) {
-  const char* op = "window";
-  const Communicator& group = At(op, handle);
-  Use(op, group.device);
-  Windows& windows = AllWindows();
-  Window window = nullptr;
-  {
-    std::lock_guard<std::mutex> lock(windows.mutex);
-    const auto found = windows.of.find(data);
-    if (found != windows.of.end()) {
-      window = found->second;
-      windows.of.erase(found);
-    }
-  }
-  if (window) CheckNccl(op, Nccl().window_deregister(group.comm, window));
-  CheckNccl(op, Nccl().mem_free(data));
-}
-
 const CommunicatorsRegistrar registrar({DL_GPU, CommunicatorId, CommunicatorCreate,
-                                        CommunicatorCheck, WindowAlloc, WindowRegister,
-                                        WindowFree});
+                                        CommunicatorCheck});
 
 DLSYS_KERNEL_ANY(cuda, all_reduce, AllReduce);
 DLSYS_KERNEL_ANY(cuda, all_gather, AllGather);

@@ -159,10 +159,9 @@ _POSITION = (1 << 40) - 1
 
 def _urgency(node: Node, position: int) -> int:
     """Smaller is sooner: updates, views, what is to run soon, and what has several values or none,
-    then by age, last updates by what ranks send; one integer compares faster than a tuple.
+    then by age, last exchanges behind all else and updates by them; one integer compares faster.
     """
-    op, sources = node.op, [x.inputs[0] if x.op.projection else x for x in node.inputs]
-    import os
-    sent = [x.number for x in sources if x.op.communicates] if op.writes and os.environ.get('X_ORDER') != '0' else []
+    op, sources = node.op, [x.inputs[0] if x.op.projection else x for x in (*node.inputs, node)]
+    sent = [x.number for x in sources if x.attrs.get("behind") or (op.writes and x.op.communicates)]
     computes = not (op.writes or op.view or op.cache_local) and op.outputs == 1
     return (2 if sent else computes) << 100 | max(sent, default=node.number) << 40 | position

@@ -71,7 +71,7 @@ class Program(Runner):
         return self._target.has(step.node.op.kernel, step.dtype)
 
     def bind(self, arena: Block) -> None:
-        self.arena = arena
+        self._arena = arena
         self.table.place_arena(arena.address)
         if settings.separate_arena:
             self._separate()
@@ -180,7 +180,7 @@ class Program(Runner):
             return NDArray.from_block(self._own[buffer], start, spec.shape, spec.dtype)
         if buffer.kind == "arena":
             start += max(buffer.offset, 0)
-            return NDArray.from_block(self.arena, start, spec.shape, spec.dtype)
+            return NDArray.from_block(self._arena, start, spec.shape, spec.dtype)
         held = self._bound[buffer] if buffer in self._bound else self._fixed[buffer]
         if held.shape == spec.shape:
             return held
