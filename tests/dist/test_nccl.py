@@ -135,6 +135,24 @@ class StandIn(unittest.TestCase):
         executor.run({tokens: np.arange(4)})
         self.assertIn(f"all_reduce 128 of {BFLOAT16}, {SUM} grouped", self.notes())
 
+    def test_sums_behind_backward(self) -> None:
+        """Within a host they wait for it, and each update for its own bucket; else they leave as
+        soon as they can.
+        """
+        x = ad.Variable("x", (8, 300))
+        weights = [ad.Parameter(np.full((300, 300), 0.01, "f"), f"w{k}") for k in range(4)]
+        y: Any = x
+        for w in weights:
+            y = F.relu(y @ w)
+        update = optim.SGD(0.1).minimize(F.mean(y), weights)
+        self.addCleanup(setattr, self.group, "one_host", True)
+        for one_host, wanted in ((True, "^-+susu$"), (False, "^-+s-+s-*u+")):
+            self.group.one_host = one_host
+            plan = ad.Executor([update], gpu(0), group=self.group).plan({x: (8, 300)})
+            letters = {"all_reduce": "s", "sgd_update": "u"}
+            order = "".join(letters.get(step.node.op.name, "-") for step in plan.steps)
+            self.assertRegex(order, wanted)
+
     def test_errors_of_other_ranks(self) -> None:
         self.fake.FakeBreak(6)
         with self.assertRaisesRegex(KernelError, "NCCL error 6, remote process exited"):
