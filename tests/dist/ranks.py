@@ -173,7 +173,7 @@ def case_data_parallel() -> None:
             for a, b in zip(got, wanted):
                 np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
                 assert (world.all_gather(a) == a).all(), "ranks differ"
-            assert ctx is None or "all_reduce exchanges" in report, report
+            assert ctx is None or ON_GPUS or "all_reduce exchanges" in report, report
 
 
 def case_repeats() -> None:
@@ -431,7 +431,8 @@ def trained(shape: tuple[int, int] = (4, 2), dtype: Any = np.float32, mean: bool
 def case_disagreement() -> None:
     other = rank == 1
     refused(trained(shape=(4, 3) if other else (4, 2)), "it has Parameter w float32 (4, 3)")
-    refused(trained(dtype=np.float64 if other else np.float32), "feeds: it has x float64 (4, 4)")
+    if not ON_GPUS:  # which hold no float64
+        refused(trained(dtype=np.float64 if other else np.float32), "it has x float64 (4, 4)")
     refused(trained(mean=other), "it has mean float32 ()")
     if isinstance(world, NcclGroup):
         return  # it compares at the first run of each shape, which rank 0 has made
@@ -568,7 +569,8 @@ def outcomes(names: list[str]) -> dict[str, str]:
             globals()[f"case_{name}"]()
         except Exception:
             fault = f"rank {rank}: {traceback.format_exc()}"
-            print(f"case {name}, {fault}", file=sys.stderr, flush=True)
+            if ON_GPUS:  # other ranks may wait in a kernel
+                world.abort(f"case {name}, {fault}")
         found[name] = next(filter(None, world.objects(fault)), "")
     return found
 

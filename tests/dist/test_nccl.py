@@ -10,6 +10,7 @@ import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -146,6 +147,8 @@ class StandIn(unittest.TestCase):
             y = F.relu(y @ w)
         update = optim.SGD(0.1).minimize(F.mean(y), weights)
         self.addCleanup(setattr, self.group, "one_host", True)
+        within = mock.patch("dlsys.dist.data_parallel.BUCKET_WITHIN", 800_000)
+        self.enterContext(within)
         for one_host, wanted in ((True, "^-+susu$"), (False, "^-+s-+s-*u+")):
             self.group.one_host = one_host
             plan = ad.Executor([update], gpu(0), group=self.group).plan({x: (8, 300)})

@@ -33,6 +33,7 @@ from .shard import Shard, Slice
 
 FIRST_BUCKET = 1 << 20  # bytes
 BUCKET = 25 << 20  # bytes
+BUCKET_WITHIN = 64 << 20  # bytes, where sums wait for backward
 _SEEDS = 0x9E3779B97F4A7C15  # odd: the keys of 2^64 ranks differ
 
 Told = dict[str, list[str]]
@@ -52,6 +53,7 @@ class DataParallel:
         # Within a host sums are quick, but kernels beside them that fill the chip are slow: a block
         # of theirs that finds no multiprocessor free begins when the others are done.
         self._behind = ctx is not None and bool(ctx.streams) and group.one_host
+        self._behind = self._behind and os.environ.get('X_BEHIND') != '0'
         self.passes: tuple[Pass, ...] = (
             Pass("rank_keys", self._draw_apart, position=3),
             Pass("reductions", self._reduce, position=6),
@@ -125,17 +127,14 @@ class DataParallel:
         within = set(find_topo_sort([*rounds, *reduced])) | set(reduced.values())
         readers = [node for node in order if node not in within]
         summed = _divided_by_updates(readers, rounds)
-        buckets = _buckets(rounds, sent, summed)
-        for bucket in buckets:
-            count, every = rounds[bucket[0]]
-            options_of = {} if count is None else {"count": count, "every": every}
-            op = "sum" if bucket[0] in summed else "mean"
-            with attributed_to(bucket[-1], backward=True):
-                made = bucket_op(len(bucket))(
-                    *map(sent.__getitem__, bucket), group=self._group, op=op, name="gradients",
-                    behind=self._behind and os.environ.get("X_BEHIND") != "0", **options_of,
-                )  # fmt: skip
-            made.number = bucket[-1].number  # so that it is scheduled as soon as they are there
+        limits = (BUCKET_WITHIN,) * 2 if self._behind else (FIRST_BUCKET, BUCKET)
+        buckets = _buckets(rounds, sent, summed, limits)
+        if self._behind:  # each update runs beside the next sum, that of the last beside none
+            buckets.sort(key=lambda bucket: -sum(sent[x].spec.nbytes for x in bucket))
+        for place, bucket in enumerate(buckets):
+            made = self._reduced(bucket, sent, "sum" if bucket[0] in summed else "mean", rounds)
+            # It is scheduled as soon as they are there, or else in this order.
+            made.number = buckets[-1][-1].number + place if self._behind else bucket[-1].number
             values = [made] if len(bucket) == 1 else [made[k] for k in range(len(bucket))]
             reduced.update(zip(bucket, values))
         self._divide(readers, summed, buckets)
@@ -143,6 +142,16 @@ class DataParallel:
             if not reduced.keys().isdisjoint(node.inputs):
                 node.inputs = [reduced.get(x, x) for x in node.inputs]
         return list(fetches)
+
+    def _reduced(
+        self, bucket: Sequence[Node], sent: Mapping[Node, Node], op: str, rounds: Mapping[Node, Any]
+    ) -> Node:
+        """The reduction of the gradients of a bucket."""
+        count, every = rounds[bucket[0]]
+        attrs = {} if count is None else {"count": count, "every": every}
+        attrs.update(group=self._group, op=op, behind=self._behind, name="gradients")
+        with attributed_to(bucket[-1], backward=True):
+            return bucket_op(len(bucket))(*(sent[x] for x in bucket), **attrs)
 
     def _divide(
         self, readers: Sequence[Node], summed: set[Node], buckets: Sequence[Sequence[Node]]
@@ -209,11 +218,15 @@ def _scale(update: Node, share: Node) -> None:
 
 
 def _buckets(
-    rounds: Mapping[Node, Any], sent: Mapping[Node, Node], summed: Collection[Node]
+    rounds: Mapping[Node, Any],
+    sent: Mapping[Node, Node],
+    summed: Collection[Node],
+    limits: tuple[int, int],
 ) -> list[list[Node]]:
     """The gradients in the order of their making, which is that of backward, cut into buckets of
     one dtype, one round and one reduction each, in the order in which they are complete: those of
     bfloat16 and of float32, which alternate in a network of 16 bits, fill at the same time.
+    limits: the bytes of the first bucket and of the others.
     """
     found: list[list[Node]] = []
     filling: dict[Hashable, list[Node]] = {}
@@ -222,7 +235,7 @@ def _buckets(
         kind = sent[node].spec.dtype, id(count), every, node in summed
         bucket = filling.get(kind)
         if bucket is not None:
-            limit = FIRST_BUCKET if bucket is found[0] else BUCKET
+            limit = limits[bucket is not found[0]]
             if sum(sent[x].spec.nbytes for x in [*bucket, node]) > limit:
                 bucket = None
         if bucket is None:

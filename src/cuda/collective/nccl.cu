@@ -10,6 +10,7 @@
 
 #include "cuda/runtime/dlopen.cuh"
 #include "cuda/runtime/lists.cuh"
+#include "cuda/runtime/priority.cuh"
 #include "runtime/communicator.h"
 
 namespace dlsys {
@@ -188,6 +189,7 @@ void AllReduce(int64_t handle, int64_t reduction, int64_t joined, const DLArrayL
                                     (int)reduction, group.comm, Native(stream)));
   }
   calls.End();
+  Hasten(Native(stream));  // a sum has few blocks, the update beside it many
 }
 
 void AllGather(int64_t handle, const DLArray* x, DLArray* y, DLStream stream) {
