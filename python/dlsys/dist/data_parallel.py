@@ -10,7 +10,6 @@ backward pass, updates and the norm that clips them, reads the mean.
 from __future__ import annotations
 
 import hashlib
-import os
 import zlib
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
@@ -53,7 +52,6 @@ class DataParallel:
         # Within a host sums are quick, but kernels beside them that fill the chip are slow: a block
         # of theirs that finds no multiprocessor free begins when the others are done.
         self._behind = ctx is not None and bool(ctx.streams) and group.one_host
-        self._behind = self._behind and os.environ.get('X_BEHIND') != '0'
         self.passes: tuple[Pass, ...] = (
             Pass("rank_keys", self._draw_apart, position=3),
             Pass("reductions", self._reduce, position=6),
