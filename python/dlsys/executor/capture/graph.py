@@ -25,7 +25,12 @@ from ..plan.memory import Step
 from ..run.tables import Segment
 from .hazards import MAX_STEPS, Access, Range, dependencies, serialize_large
 from .streams import (
-    GraphStreams, assign_streams, chained, one_stream, ready_inputs, wait_for_all,
+    GraphStreams,
+    assign_streams,
+    chained,
+    one_stream,
+    ready_inputs,
+    wait_for_all,
 )  # fmt: skip
 
 _MOST_RUNS = 32  # runs in one unrolled graph: twice as many gain nothing more

@@ -1,5 +1,5 @@
-"""Joined buckets: what ranks exchange in one step lies side by side in the arena, inputs and results
-alike, so that the library that moves it gets one array for many.
+"""Joined buckets: what ranks exchange in one step lies side by side in the arena, inputs and
+results alike, so that the library that moves it gets one array for many.
 """
 
 from __future__ import annotations
