@@ -41,11 +41,11 @@ class Link:
 
 def efficiency(link: Link, step: float, buckets: list[int], ranks: int) -> float:
     """The time at one GPU over that at so many. Within a host all sums are added, behind backward;
-    between hosts what does not fit beside it, and the last bucket, whose gradients it ends with.
+    between hosts what does not fit beside it, and at least the largest bucket, as if it came last.
     """
     times = [link.seconds(nbytes, ranks) for nbytes in buckets]
     beside = BACKWARD * step if ranks > HOST else 0.0
-    return step / (step + max(times[-1], sum(times) - beside))
+    return step / (step + max(*times, sum(times) - beside))
 
 
 def _found(record: dict[str, Any]) -> dict[tuple[str, str, int], dict[str, Any]]:
