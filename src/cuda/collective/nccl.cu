@@ -1,11 +1,11 @@
 // Collectives among the GPUs of several ranks, by NCCL: all_reduce, all_gather, reduce_scatter,
 // broadcast, reduce, all_to_all and send_recv. The library is opened by soname when a communicator
 // is first made; the functions and constants that are used are declared here, after nccl.h. Arrays
-// are contiguous, results may not overlap inputs. The arrays of one all_reduce that lie side by side
-// go as one, which is quicker; others as one group, which NCCL joins into one launch: nothing is
-// packed. All ranks must queue the same calls in the same order, on one stream each; calls may be
-// captured once each kind has run. Bound by NVLink or the network: 2 (n - 1) / n of the bytes pass
-// each of n GPUs in an all_reduce.
+// are contiguous, results may not overlap inputs. The arrays of one all_reduce that lie side by
+// side go as one, which is quicker; others as one group, which NCCL joins into one launch: nothing
+// is packed. All ranks must queue the same calls in the same order, on one stream each; calls may
+// be captured once each kind has run. Bound by NVLink or the network: 2 (n - 1) / n of the bytes
+// pass each of n GPUs in an all_reduce.
 #include <cstring>
 
 #include "cuda/runtime/dlopen.cuh"
@@ -185,8 +185,8 @@ void AllReduce(int64_t handle, int64_t reduction, int64_t joined, const DLArrayL
     CheckSameShape(op, x, y);
     if (joined && k) continue;
     const size_t count = joined ? JoinedNumel(op, xs, ys) : (size_t)Numel(x);
-    CheckNccl(op, Nccl().all_reduce(x->data, y->data, count, DataType(op, x->dtype),
-                                    (int)reduction, group.comm, Native(stream)));
+    CheckNccl(op, Nccl().all_reduce(x->data, y->data, count, DataType(op, x->dtype), (int)reduction,
+                                    group.comm, Native(stream)));
   }
   calls.End();
   Hasten(Native(stream));  // a sum has few blocks, the update beside it many
