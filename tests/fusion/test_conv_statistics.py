@@ -17,6 +17,8 @@ from dlsys import nn
 from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
 from dlsys.errors import NotApplicableError
 from dlsys.fusion.channels_last import LAST
+from dlsys.fusion.gradient_sums import gradient_sums_ops
+from dlsys.fusion.image_operators import filter_gradient_channels_last_op
 from dlsys.graph.node import Node
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops.conv.convolution import convolution_op
@@ -107,11 +109,14 @@ class Kernels(unittest.TestCase):
 
     def test_sums_of_relu_s_gradient(self) -> None:
         for k, (sizes, attrs) in enumerate(SUMS):
-            for addends in (0, 1):
-                with self.subTest(sizes=sizes, addends=addends):
-                    self.sums(sizes, attrs, (bfloat16, FLOAT16)[k % 2], addends)
+            for addends, over in ((0, False), (1, False), (1, True)):
+                with self.subTest(sizes=sizes, addends=addends, over=over):
+                    self.sums(sizes, attrs, (bfloat16, FLOAT16)[k % 2], addends, over)
 
-    def sums(self, sizes: tuple[int, ...], attrs: dict[str, Any], dtype: Any, addends: int) -> None:
+    def sums(
+        self, sizes: tuple[int, ...], attrs: dict[str, Any], dtype: Any, addends: int, over: bool
+    ) -> None:
+        """Of the data gradient and as many addends; `over` one, the result takes its memory."""
         n, c, h, w, o, kernel = sizes
         attrs = dict(stride=1, padding=0, dilation=1, groups=1) | attrs
         rng = np.random.default_rng(sum(sizes))
@@ -124,12 +129,14 @@ class Kernels(unittest.TestCase):
         mean = rng.standard_normal(c).astype(np.float32)
         variance = rng.uniform(0.5, 2, c).astype(np.float32)
         on = rng.random((n, h, w, c)) < 0.5
-        (dz,), (dscale, dbias) = holes((n, h, w, c), dtype=dtype), holes((c,), (c,))
+        added = [placed(more, dtype)] * addends
+        (dz,) = added if over else holes((n, h, w, c), dtype=dtype)
+        dscale, dbias = holes((c,), (c,))
         moved = x.transpose(LAST)
         launch(
             "conv2d_data_gradient_channels_last_sums", gpu(0), placed(f, dtype), placed(dy, dtype),
             array(np.packbits(on, bitorder="little"), gpu(0), np.uint8), placed(moved, dtype),
-            array(mean, gpu(0)), array(variance, gpu(0)), [placed(more, dtype)] * addends, 1e-3,
+            array(mean, gpu(0)), array(variance, gpu(0)), added, 1e-3,
             dz, dscale, dbias, windows, attrs["groups"],
         )  # fmt: skip
         images = dy.transpose(0, 3, 1, 2)
@@ -178,6 +185,31 @@ class Network(unittest.TestCase):
         return [v.asnumpy().astype(np.float64) for v in found], Counter(
             step.node.op.name for step in steps
         )
+
+    @require_fusion("channels_last", "batch_norm", *FUSIONS)
+    def test_the_gradient_of_a_sum_takes_the_memory_of_its_addend(self) -> None:
+        x, fetches = bottleneck()
+        executor = ad.Executor(fetches, ctx=gpu(0), precision="bf16")
+        steps = executor.plan({x: x.shape}).steps
+        made = [step for step in steps if step.node.op is gradient_sums_ops[1]]
+        self.assertEqual(len(made), 1)
+        self.assertIs(made[0].outputs[0].buffer, made[0].inputs[6].buffer)
+
+    @require_fusion("channels_last", "batch_norm", *FUSIONS)
+    def test_filters_gradients_come_before_the_gradient_of_data(self) -> None:
+        """Else the images of all layers would wait for the filters' gradients."""
+        x, fetches = bottleneck()
+        executor = ad.Executor(fetches, ctx=gpu(0), precision="bf16")
+        steps = [step.node for step in executor.plan({x: x.shape}).steps]
+        of_data = {n.inputs[1]: k for k, n in enumerate(steps) if "data_gradient" in n.op.name}
+        of_filters = {
+            n.inputs[1]: k
+            for k, n in enumerate(steps)
+            if n.op is filter_gradient_channels_last_op
+        }
+        self.assertEqual(len(of_filters), 5)
+        for dy, at in of_filters.items():
+            self.assertLess(at, of_data[dy])
 
     @require_fusion("channels_last", "batch_norm", *FUSIONS)
     def test_a_residual_block(self) -> None:

@@ -1,7 +1,7 @@
 // Operators of 2-d convolution over images with channels last, of 16 bits or of float32 at tf32: x
 // (n, in, c), y (n, out, o), filters (o, c / groups, kernel); a gradient has the shape of its
 // array. channels_last.cu computes them; what it cannot of float32 runs between copies that move
-// the channels first and back. Results overlap no input.
+// the channels first and back. Results overlap no input but dz its addend.
 #include <algorithm>
 
 #include "cuda/conv/channels_last_hopper.cuh"

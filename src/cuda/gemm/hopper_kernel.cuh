@@ -13,7 +13,8 @@
 // of the rounding of the result). Functions are those of fast_functions.cuh.
 //
 // Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, where B has K in
-// another order (MultiplyPanelsAcross). C is row-major and overlaps nothing. Large
+// another order (MultiplyPanelsAcross). C is row-major and overlaps nothing but its side, each
+// element of which is read before that of C is stored. Large
 // shapes are limited by the tensor cores' power, K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"

@@ -8,6 +8,7 @@
 // are float32. The gradient may overwrite the logits. Memory bandwidth limits it, of 16 bits nearly
 // as much the two exponentials an element.
 #pragma once
+#include <algorithm>
 #include <cstring>
 
 #include "cuda/loss/cross_entropy.cuh"
@@ -16,7 +17,6 @@ namespace dlsys {
 namespace cuda {
 
 constexpr int kLongRowThreads = 1024;  // of a multiprocessor, in one block, or in two
-constexpr int64_t kWideRow = 2048;     // vectors from which on a row has all of them
 constexpr int64_t kLongRowClasses = 4096;
 
 // exp(x) for x <= 0, of 16-bit floats to about 2^-22.
@@ -127,70 +127,76 @@ __device__ __forceinline__ Vector<T> LoadVector(const LongRow<T>& row, const Vec
   return j < resident ? Vector<T>::From(slots + j) : row.Read(j);
 }
 
-// Over all threads of the block: the maximum of a row, and the sum of exp(x - max).
+// Of a row, over all threads of the block: the maximum, and the sum of exp(x - maximum).
+struct RowSum {
+  float largest, sum;
+};
+
+// Each thread sums over its own vectors by their own maximum, so that no thread waits in between.
 template <int kThreads, class T>
-__device__ __forceinline__ float LargestOf(const LongRow<T>& row, const Vector<T>* slots,
+__device__ __forceinline__ RowSum SumOfExp(const LongRow<T>& row, const Vector<T>* slots,
                                            int resident) {
-  float largest = -INFINITY;
+  float own = -INFINITY;
 #pragma unroll 4
   for (int j = threadIdx.x; j < row.count(); j += kThreads) {
     const Vector<T> v = LoadVector(row, slots, resident, j);
 #pragma unroll
-    for (int e = 0; e < LongRow<T>::kCount; e++) largest = fmaxf(largest, (float)v.x[e]);
+    for (int e = 0; e < LongRow<T>::kCount; e++) own = fmaxf(own, (float)v.x[e]);
   }
-  return GroupReduce<MaxMonoid, kThreads>(largest);
-}
-template <int kThreads, class T>
-__device__ __forceinline__ float SumOfExp(const LongRow<T>& row, const Vector<T>* slots,
-                                          int resident, float largest) {
+  const float shift = own == -INFINITY ? 0.f : own;  // of a difference of infinities
   float sums[2] = {};
 #pragma unroll 2
   for (int j = threadIdx.x; j < row.count(); j += kThreads) {
     const Vector<T> v = LoadVector(row, slots, resident, j);
 #pragma unroll
-    for (int e = 0; e < LongRow<T>::kCount; e++) sums[e % 2] += ExpOf<T>((float)v.x[e] - largest);
+    for (int e = 0; e < LongRow<T>::kCount; e++) sums[e % 2] += ExpOf<T>((float)v.x[e] - shift);
   }
-  return GroupReduce<SumMonoid, kThreads>(sums[0] + sums[1]);
+  const float largest = GroupReduce<MaxMonoid, kThreads>(own);
+  const float sum = (sums[0] + sums[1]) * ExpOf<float>(own - largest);
+  return {largest, GroupReduce<SumMonoid, kThreads>(sum)};
 }
 
 // Goes along every gridDim.x-th row of x (rows, classes); dx lies as x does within 16 bytes.
-// `resident` vectors of each of two rows fit shared memory.
+// `resident` vectors of a row fit shared memory. Each is replaced by that of the next row as soon
+// as its thread has made the gradient.
 template <int kThreads, class T, class Use>
 __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const T* x,
                                             const Labels& labels, T* dx, int resident, Use& use) {
   constexpr int kCount = Vector<T>::kCount;
-  Vector<T>* slots = DynamicShared<Vector<T>>();
-  Vector<T>* others = slots + resident;
+  Vector<T>* const slots = DynamicShared<Vector<T>>();
   const auto row_of = [&](int64_t r) { return LongRow<T>((T*)x, r, rows, classes); };
   const auto label_of = [&](int64_t r) { return r < rows ? (int64_t)labels.At(r) : -1; };
-  const auto begin_reads = [&](const LongRow<T>& of, Vector<T>* to) {
-    for (int j = threadIdx.x; j < min(of.count(), resident); j += kThreads) of.BeginRead(j, to + j);
-    CloseCopies();
+  const auto begin_read = [&](const LongRow<T>& of, int j) {
+    if (j < min(of.count(), resident)) of.BeginRead(j, slots + j);
   };
   LongRow<T> row = row_of(blockIdx.x);
-  begin_reads(row, slots);
+  for (int j = threadIdx.x; j < row.count(); j += kThreads) begin_read(row, j);
+  CloseCopies();
   int64_t label = label_of(blockIdx.x);
   for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
     const LongRow<T> next = row_of(r + gridDim.x);
-    begin_reads(next, others);
     const int64_t next_label = label_of(r + gridDim.x);
     const bool valid = label >= 0 && label < classes;
     const int label_vector = valid ? row.VectorOf(label) : -1, label_at = row.ElementOf(label);
-    WaitForCopies<1>();
-    const float largest = LargestOf<kThreads>(row, slots, resident);
     // Read before the barriers behind which the gradient may overwrite it.
     float logit = NAN;
-    if (valid && threadIdx.x == 0)
-      logit = label_vector < resident ? slots[label_vector].x[label_at] : x[r * classes + label];
-    const float sum = SumOfExp<kThreads>(row, slots, resident, largest);
+    if (valid && threadIdx.x == 0) logit = x[r * classes + label];
+    WaitForCopies<0>();
+    const RowSum of_row = SumOfExp<kThreads>(row, slots, resident);
+    const float largest = of_row.largest, share = 1.f / of_row.sum;
     if (threadIdx.x == 0) {
-      use.Take(r, logf(sum) - (logit - largest));
+      use.Take(r, logf(of_row.sum) - (logit - largest));
       if (!valid) labels.faults.OutOfRange(label, r, classes);
     }
-    const float share = 1.f / sum, dy = valid ? use.Dy(r) : NAN, factor = share * dy;
+    const float dy = valid ? use.Dy(r) : NAN, factor = share * dy;
     const LongRow<T> to(dx, r, rows, classes);
-    for (int j = threadIdx.x; Use::kGradient && j < row.count(); j += kThreads) {
+    for (int j = threadIdx.x; j < max(row.count(), next.count()); j += kThreads) {
+      if (!Use::kGradient || j >= row.count()) {
+        begin_read(next, j);
+        continue;
+      }
       const Vector<T> v = LoadVector(row, slots, resident, j);
+      begin_read(next, j);
       Vector<T> d;
 #pragma unroll
       for (int e = 0; e < kCount; e++) d.x[e] = T(ExpOf<T>((float)v.x[e] - largest) * factor);
@@ -201,9 +207,8 @@ __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const
       }
       to.Write(j, d);
     }
+    CloseCopies();
     row = next, label = next_label;
-    Vector<T>* const done = slots;
-    slots = others, others = done;
   }
 }
 
@@ -233,24 +238,24 @@ bool HasLongRows(int64_t classes, const T* x, const T* dx) {
          (uintptr_t)x % 16 == (uintptr_t)dx % 16;
 }
 
-// The blocks of a launch, and the vectors of each of two rows that lie in the shared memory of one.
+// The blocks of a launch, and the vectors of a row that lie in the shared memory of one.
 struct LongRowsGrid {
   unsigned blocks;
   int resident;
   bool wide;  // a block takes a multiprocessor
-  size_t SharedNbytes() const { return (size_t)resident * 2 * 16; }
+  size_t SharedNbytes() const { return (size_t)resident * 16; }
 
   LongRowsGrid(int device, int64_t rows, int64_t classes, int vector) {
     constexpr int64_t kStatic = 2048;  // that the system and the kernel's own arrays take
+    const auto fit = [&](int on_each) {
+      return ((int64_t)SharedLimit(device) / on_each - kStatic) / 16;
+    };
     const int64_t most = CeilDiv(classes, vector) + 1;
-    wide = most > kWideRow;
+    wide = most > fit(2);
     const int on_each = wide ? 1 : 2;
-    const int64_t fits = ((int64_t)SharedLimit(device) / on_each - kStatic) / (2 * 16);
-    resident = (int)(most < fits ? most : fits);
-    int64_t count = (int64_t)Multiprocessors(device) * on_each;
-    if (kMaxPartials < count) count = kMaxPartials;
-    if (rows < count) count = rows ? rows : 1;
-    blocks = (unsigned)count;
+    resident = (int)std::min(most, fit(on_each));
+    const int64_t count = std::min<int64_t>(Multiprocessors(device) * on_each, kMaxPartials);
+    blocks = (unsigned)std::clamp<int64_t>(rows, 1, count);
   }
   // Calls run with the threads of a block as a type.
   template <class Run>
