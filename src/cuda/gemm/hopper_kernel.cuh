@@ -8,14 +8,13 @@
 // other along K and shared equally (stream-K); parts of a tile are added in the order of K: results
 // are deterministic. 3xtf32 runs over K three times, over the upper and lower parts of both
 // operands (Ootomo and Yokota 2022, doi:10.1177/10943420221090256). A consumer's warp makes the
-// epilogue of its own rows: their side comes by TMA while the tile is multiplied, and of bfloat16
-// the warps beside the producer make factors of it meanwhile, rounded to float16 (2^-11, an eighth
-// of the rounding of the result). Functions are those of fast_functions.cuh.
+// epilogue of its own rows; their side comes by TMA while the tile is multiplied. Functions are
+// those of fast_functions.cuh.
 //
 // Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, where B has K in
 // another order (MultiplyPanelsAcross). C is row-major and overlaps nothing but its side, each
-// element of which is read before that of C is stored. Large
-// shapes are limited by the tensor cores' power, K below about 1,000 by the stores of C.
+// element of which is read before that of C is stored. Large shapes are limited by the tensor
+// cores' power, K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"
 #include "cuda/runtime/hopper.cuh"
@@ -30,15 +29,13 @@ namespace hopper {
 // A tile of 64 WarpgroupM or, where consumers cooperate, twice as many rows, and TileN columns.
 // What a consumer's epilogue reads and writes goes through StagingN columns of 16 bits in shared
 // memory.
-template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN,
-          bool OfGradients = false>
+template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN>
 struct Tiling {
   static constexpr int kWarpgroupM = WarpgroupM, kTileN = TileN, kCluster = Cluster;
   static constexpr int kStages = Stages, kStagingN = StagingN;
   static constexpr bool kPingPong = PingPong;
-  static constexpr bool kOfGradients = OfGradients;  // alone, of epilogues with a function
   // The compiler would let one product wait for the next where those of ping-pong are many.
-  static constexpr bool kMakesSums = !PingPong && !OfGradients;
+  static constexpr bool kMakesSums = !PingPong;
   static constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = WarpgroupM * 64;  // of a consumer
   static constexpr int kTileM = PingPong ? kRows : kConsumers * kRows;
@@ -525,14 +522,7 @@ class Boxes {
   using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
   static constexpr bool kGradientSums = Source::kOfColumns == OfColumns::kGradientSums;
 
-  // True where the warps beside the producer make factors of the side: of bfloat16, as float16.
-  static constexpr bool kHasFactors = std::is_same_v<E, bfloat16> && T::kOfGradients;
-  static __device__ __forceinline__ bool MakesFactors(const Params& params) {
-    return kHasFactors && params.gradient > 1;
-  }
-
-  // `buffers` are those of this warp. `barriers` are two for each: its side is there, and has
-  // become factors.
+  // `buffers` are those of this warp, with a barrier for each: its side is there.
   __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
                                    unsigned char* buffers, uint32_t barriers)
       : params_(params), layout_(layout), buffers_(buffers), barriers_(barriers) {}
@@ -554,27 +544,13 @@ class Boxes {
   // Reads the side of box `index`, and asks for that of the box that takes its buffer.
   __device__ __forceinline__ void ReadSide(const CUtensorMap* map_side, int index, Pairs& side) {
     static_assert(sizeof(E) == 4 || kCount <= T::kBuffers, "results lie where the side was");
-    WaitForPhase(BarrierOf(loaded_.stage, MakesFactors(params_)), loaded_.parity);
+    WaitForPhase(BarrierOf(loaded_.stage), loaded_.parity);
     ForPairs([&](int i, int j, int half, int at) {
       side[i][j][half] = *(const Pair<E>*)(BufferOf(loaded_.stage) + at);
     });
     __syncwarp();
     if (index + T::kBuffers < kCount && threadIdx.x % 32 == 0) Load(map_side, index + T::kBuffers);
     loaded_.Advance();
-  }
-
-  // Makes factors of the side of box `index` of another warp's tile.
-  template <class F>
-  __device__ __forceinline__ void MakeFactors(int index, uint32_t parity, F&& function) const {
-    unsigned char* const buffer = BufferOf(index);
-    WaitForPhase(BarrierOf(index, false), parity);
-    ForPairs([&](int, int, int, int at) {
-      uint32_t& pair = *(uint32_t*)(buffer + at);
-      pair = RoundedPair<float16>(function(ElementOf<0, E>(pair), 1.f),
-                                  function(ElementOf<1, E>(pair), 1.f));
-    });
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ArriveAt(BarrierOf(index, true), ClusterRankOf<T>());
   }
 
   // Stores box `index` of C or of another array of its shape, of 16 bits where its side was, or in
@@ -758,15 +734,13 @@ class Boxes {
     }
   }
 
-  __device__ __forceinline__ uint32_t BarrierOf(int buffer, bool of_factors) const {
-    return barriers_ + (buffer * 2 + of_factors) * 8;
-  }
+  __device__ __forceinline__ uint32_t BarrierOf(int buffer) const { return barriers_ + buffer * 8; }
   __device__ __forceinline__ unsigned char* BufferOf(int buffer) const {
     return buffers_ + buffer * kRowGroups * kNbytes;
   }
   __device__ __forceinline__ void Load(const CUtensorMap* map_side, int index) {
     const int buffer = index % T::kBuffers, col = origin_.col + index * kBlocks * 8;
-    const uint32_t barrier = BarrierOf(buffer, false);
+    const uint32_t barrier = BarrierOf(buffer);
     ArriveExpecting(barrier, kRowGroups * kNbytes);
 #pragma unroll
     for (int i = 0; i < kRowGroups; i++)
@@ -842,8 +816,7 @@ __device__ __forceinline__ void ReadBias(Pair<E> (&bias)[T::kBlocks], const Para
 // Stores a consumer's part of a tile with its epilogue. The loop over boxes is rolled where there
 // is a function, so that there is code for two; accumulators move down to the registers that it
 // reads.
-template <class E, class T, class Source, bool kSide, bool kBefore, bool kRolled, class Side = E,
-          class F>
+template <class E, class T, class Source, bool kSide, bool kBefore, bool kRolled, class F>
 __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
                                            Boxes<E, T, Source>& boxes, const Params& params,
                                            const CUtensorMap* map_c, const CUtensorMap* map_other,
@@ -864,8 +837,8 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
 #pragma unroll
             for (int half = 0; half < 2; half++) {
               const Pair<E>& of_side = side[i][j][half];
-              x[i][j][half] = RoundedPair<E>(f(ElementOf<0, Side>(of_side), v[2 * half]),
-                                             f(ElementOf<1, Side>(of_side), v[2 * half + 1]));
+              x[i][j][half] = RoundedPair<E>(f(ElementOf<0, E>(of_side), v[2 * half]),
+                                             f(ElementOf<1, E>(of_side), v[2 * half + 1]));
             }
           }
         }
@@ -920,23 +893,16 @@ __device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T:
     if (params.side)
       return StoreBoxes<E, T, Source, true, false, false>(
           d, bias, boxes, params, map_c, map_other, [](float side, float x) { return side + x; });
-  if constexpr (!T::kOfGradients)
-    if (!Source::kHasEpilogue || (!params.activation && !params.gradient))
-      return StoreBoxes<E, T, Source, false, false, false>(d, bias, boxes, params, map_c, map_other,
-                                                           [](float, float x) { return x; });
-  if constexpr (Boxes<E, T, Source>::kHasFactors)
-    if (boxes.MakesFactors(params))
-      return StoreBoxes<E, T, Source, true, false, false, float16>(
-          d, bias, boxes, params, map_c, map_other,
-          [](float factor, float x) { return factor * x; });
+  if (!Source::kHasEpilogue || (!params.activation && !params.gradient))
+    return StoreBoxes<E, T, Source, false, false, false>(d, bias, boxes, params, map_c, map_other,
+                                                         [](float, float x) { return x; });
   if constexpr (Source::kHasEpilogue)
     WithFunction(params, [&](auto&& function, auto code) {
       constexpr bool kActivation = code.value > 0;
-      if constexpr (kActivation && !T::kOfGradients)
+      if constexpr (kActivation)
         StoreBoxes<E, T, Source, false, sizeof(E) == 2, true>(d, bias, boxes, params, map_c,
                                                               map_other, function);
-      if constexpr (!kActivation && kHasGradients &&
-                    (code.value == -1 || !Boxes<E, T, Source>::kHasFactors))
+      else if constexpr (kHasGradients)
         StoreBoxes<E, T, Source, true, false, true>(d, bias, boxes, params, map_c, map_other,
                                                     function);
     });
@@ -1080,29 +1046,7 @@ __device__ __forceinline__ Boxes<E, T, Source> BoxesOf(const Params& params,
                                                        int warp) {
   return Boxes<E, T, Source>(params, layout,
                              shared + T::kStages * T::kStageNbytes + warp * (T::kStagingNbytes / 4),
-                             empty + (T::kStages + 2 * warp * T::kBuffers) * 8);
-}
-
-// Makes factors of the consumers' sides, of some of their warps: warp `index` of `count`. Boxes are
-// made in the order in which they are loaded and used.
-template <class E, class T, class Source, int kCount>
-__device__ __forceinline__ void Help(const Params& params, const typename Source::Layout& layout,
-                                     unsigned char* shared, uint32_t empty, int index) {
-  constexpr int kBoxes = Boxes<E, T, Source>::kCount;
-  RingPosition<kBoxes> at;
-  Segments<T> segments(params);
-  for (Segment segment; segments.Next(segment);) {
-    if (!IsInBoxes(params, segment)) continue;
-    WithFunction(params, [&](auto&& function, auto code) {
-      if constexpr (code.value < -1) {
-#pragma unroll 1
-        for (int job = index; job < kBoxes * T::kWarps; job += kCount)
-          BoxesOf<E, T, Source>(params, layout, shared, empty, job % T::kWarps)
-              .MakeFactors(job / T::kWarps, at.parity, function);
-      }
-    });
-    at.Advance(kBoxes);
-  }
+                             empty + (T::kStages + warp * T::kBuffers) * 8);
 }
 
 template <class E, class T, class Source, bool kExact>
@@ -1188,8 +1132,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     const __grid_constant__ CUtensorMap map_c, const __grid_constant__ CUtensorMap map_other,
     const Params params, const __grid_constant__ typename Source::Layout layout) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kBoxBarriers = 2 * T::kWarps * T::kBuffers;
-  constexpr bool kHelps = T::kOfGradients && Boxes<E, T, Source>::kHasFactors;
+  constexpr int kBoxBarriers = T::kWarps * T::kBuffers;
   __shared__ __align__(8) uint64_t barriers[2 * T::kStages + kBoxBarriers];
   unsigned char* shared = DynamicShared<unsigned char>();
   shared += -SharedAddress(shared) & (T::kAlignment - 1);
@@ -1213,7 +1156,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     __syncthreads();
   GridDependencySynchronize();
   if (threadIdx.x / 128 == T::kConsumers) {
-    ReduceRegisters<kHelps ? 104 : 40>();
+    ReduceRegisters<40>();
     const auto produce = [&](auto of_a, auto of_b) {
       Produce<T, Source, decltype(of_a)::value, decltype(of_b)::value>(
           &map_a, &map_b, params, layout, SharedAddress(shared), full, empty);
@@ -1225,11 +1168,8 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
       if (warp == 0 && lane == 0) produce(std::true_type(), std::false_type());
       if (warp == 1 && lane == 0) produce(std::false_type(), std::true_type());
     }
-    if constexpr (kHelps)
-      if (warp >= 1 && params.gradient > 1)
-        Help<E, T, Source, 3>(params, layout, shared, empty, warp - 1);
   } else {
-    RaiseRegisters<kHelps ? 200 : 232>();
+    RaiseRegisters<232>();
     Consume<E, T, Source, kExact>(&map_c, &map_other, params, layout, shared, full, empty);
   }
   TriggerProgrammaticLaunch();
