@@ -14,7 +14,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import functional as F
 from dlsys import nn
-from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
+from dlsys.dtypes import FLOAT16, FLOAT32, ROUNDING, bfloat16, rounded
 from dlsys.errors import NotApplicableError
 from dlsys.fusion.channels_last import LAST
 from dlsys.fusion.gradient_sums import gradient_sums_ops
@@ -75,7 +75,8 @@ class Kernels(unittest.TestCase):
         axes, size = (0, 1, 2), np.abs(made).max()
         # Tiles may be cut along K in other places, and tensor cores cut off what a sum of float32
         # does not hold: on an H200 a sum near zero of 9,216 products was off by 1.3e-6 of `size`.
-        np.testing.assert_allclose(made, alone, rtol=2 * ROUNDING[dtype], atol=4e-6 * size)
+        rounding = ROUNDING.get(dtype, 0)
+        np.testing.assert_allclose(made, alone, rtol=2 * rounding, atol=4e-6 * size)
         np.testing.assert_allclose(mean.asnumpy(), made.mean(axes), rtol=0, atol=1e-6 * size)
         np.testing.assert_allclose(variance.asnumpy(), made.var(axes), rtol=2e-5, atol=1e-12)
 
@@ -92,6 +93,20 @@ class Kernels(unittest.TestCase):
                     except NotApplicableError:
                         # Products as they lie, and tilings of float32 alone.
                         self.assertTrue(name.startswith(("implicit gemm", "implicit mma ")))
+
+    def test_statistics_of_float32(self) -> None:
+        """At tf32, by each tile; what has no kernel of its own is summed behind the convolution."""
+        names = load().algorithms("cuda", "conv2d_channels_last")
+        tiles = [k for k, name in enumerate(names, 1) if name.startswith("implicit wgmma ")]
+        for k, (sizes, attrs) in enumerate(DENSE[:3] + POINTWISE[:1]):
+            n, c, h, w, o, kernel = sizes
+            rng = np.random.default_rng(sum(sizes))
+            x, f = drawn(rng, (n, c, h, w), FLOAT32), drawn(rng, (o, c, kernel, kernel), FLOAT32)
+            for number in (0, tiles[k % len(tiles)]):
+                with self.subTest(sizes=sizes, number=number):
+                    self.statistics(number, x, f, attrs, FLOAT32)
+        x, f = drawn(rng, (2, 6, 9, 8), FLOAT32), drawn(rng, (10, 6, 3, 3), FLOAT32)
+        self.statistics(0, x, f, {}, FLOAT32)
 
     def test_statistics_keep_the_digits_of_any_mean(self) -> None:
         """Results of about 4,000 that are apart by units of 16 bits."""

@@ -655,6 +655,12 @@ void Forward(const Call& at, const Conv& c, const float* x, const float* f, cons
   ForwardOnHopper(at, c, x, f, bias, y, nullptr);
 }
 template <>
+void ForwardWithStatistics(const Call& at, const Conv& c, const float* x, const float* f, float* y,
+                           const Statistics& statistics) {
+  CheckIsOnHopper(at, c, Pass::kForward, x, f, y);
+  ForwardOnHopper<float>(at, c, x, f, nullptr, y, &statistics);
+}
+template <>
 void DataGradient(const Call& at, const Conv& c, const float* f, const float* dy, float* dx) {
   CheckIsOnHopper(at, c, Pass::kDataGradient, dx, f, dy);
   DataGradientOnHopper(at, c, f, dy, dx, nullptr);

@@ -47,8 +47,13 @@ struct Tiling {
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
-  // Rows of a column, and of two side by side, that a thread of a consumer reads of what is staged.
-  static constexpr int kMomentsRows = kRows * StagingN / 128, kSumsRows = kMomentsRows / 2;
+  // Rows of a column, and of two of 16 bits side by side, that a thread of a consumer reads of what
+  // is staged.
+  template <class E>
+  static constexpr int kStagedN = StagingN * 2 / (int)sizeof(E);
+  template <class E>
+  static constexpr int kMomentsRows = kRows * kStagedN<E> / 128;
+  static constexpr int kSumsRows = kRows * StagingN / 256;
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
   // Eight rows of ones lie behind the buffers: B of the products that sum rows of A.
@@ -163,16 +168,15 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 // at most. With two producers, one copies A and one B. This one reads matrices, or batches of them;
 // those of convolutions are in conv/channels_last_sources.cuh.
 
-// What a source has made of the columns of C as it is stored, in 16 bits and in boxes; then there
-// is no bias.
+// What a source has made of the columns of C as it is stored, in boxes; then there is no bias.
 enum class OfColumns {
   kNothing,
   // Layout::moments, (groups of kMomentsRows rows, n): means and sums of squared deviations from
   // them.
   kMoments,
-  // C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not set. Of it
-  // Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x, of C's
-  // shape, and Layout::mean, (n). n is a multiple of 64.
+  // Of 16 bits, C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not
+  // set. Of it Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x,
+  // of C's shape, and Layout::mean, (n). n is a multiple of 64.
   kGradientSums
 };
 
@@ -511,7 +515,8 @@ __device__ __forceinline__ void WritePair(E* to, bool aligned, int valid, const 
 }
 
 // Each warp makes the epilogue of its own rows, in boxes of 128 bytes of 16 rows: `side` comes into
-// the warp's buffers by TMA while the tile is multiplied, and results of 16 bits leave them by TMA.
+// the warp's buffers by TMA while the tile is multiplied, and results leave them by TMA where they
+// are of 16 bits or their columns are asked about.
 constexpr int kRowsOfBox = 16;
 template <class E, class T, class Source>
 class Boxes {
@@ -521,6 +526,7 @@ class Boxes {
   static constexpr int kRowGroups = T::kWarpgroupM;    // of 16 rows of a warp
   using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
   static constexpr bool kGradientSums = Source::kOfColumns == OfColumns::kGradientSums;
+  static constexpr bool kStages = sizeof(E) == 2 || Source::kOfColumns != OfColumns::kNothing;
 
   // `buffers` are those of this warp, with a barrier for each: its side is there.
   __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
@@ -553,34 +559,15 @@ class Boxes {
     loaded_.Advance();
   }
 
-  // Stores box `index` of C or of another array of its shape, of 16 bits where its side was, or in
-  // the next buffer.
+  // Stores box `index` of C or of another array of its shape; staged where its side was, or in the
+  // next buffer.
   __device__ __forceinline__ void Store(const Pairs& x, const CUtensorMap* map, void* array,
                                         int index) {
     const int l = threadIdx.x % 32, col = origin_.col + index * kBlocks * 8;
-    if constexpr (sizeof(E) == 2) {
-      const int buffer = params_.side ? index : next_;
-      next_ = next_ + 1 == T::kBuffers ? 0 : next_ + 1;
-      unsigned char* const to = BufferOf(buffer);
-      if (!params_.side && l == 0) WaitForStoresReads<T::kBuffers - 1>();
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < kRowGroups; i++) {
-#pragma unroll
-        for (int j = 0; j < 8; j += 2)
-          StoreMatrices(
-              SharedAddress(to) + i * kNbytes + l % 16 * 128 + ((j + l / 16) ^ l % 8) * 16,
-              {x[i][j][0], x[i][j][1], x[i][j + 1][0], x[i][j + 1][1]});
-      }
-      LetBulkFollow();
-      __syncwarp();
-      if (l == 0) {
-#pragma unroll
-        for (int i = 0; i < kRowGroups; i++)
-          Source::Store(layout_, map, SharedAddress(to) + i * kNbytes, origin_.row + i * 64, col,
-                        origin_.z);
-        CloseStores();
-      }
+    if constexpr (kStages) {
+      unsigned char* const to = NextBuffer(index);
+      Stage(x, to);
+      StoreStaged(to, map, index);
     } else {
       const int col0 = col + l % 4 * 2;
 #pragma unroll
@@ -595,16 +582,46 @@ class Boxes {
     }
   }
 
+  // The same of 16 bits, in pieces: make(i, j, half, side) is a pair of them, by that of the side,
+  // if there is one. A whole box of both would leave so few registers that each element would wait
+  // for the one before.
+  template <bool kSide, class Make>
+  __device__ __forceinline__ void StorePieces(const CUtensorMap* map, int index, Make&& make) {
+    constexpr int kPiece = 4;  // blocks
+    if (kSide) WaitForPhase(BarrierOf(loaded_.stage), loaded_.parity);
+    if (kSide) loaded_.Advance();
+    unsigned char* const to = NextBuffer(index);
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+      for (int first = 0; first < kBlocks; first += kPiece) {
+        uint32_t x[kPiece][2] = {};
+#pragma unroll
+        for (int k = 0; kSide && k < 2 * kPiece; k++)
+          x[k / 2][k % 2] = *(const uint32_t*)(to + PlaceOf(i, first + k / 2, k % 2));
+#pragma unroll
+        for (int k = 0; k < 2 * kPiece; k++)
+          x[k / 2][k % 2] = make(i, first + k / 2, k % 2, x[k / 2][k % 2]);
+        if (kSide) __syncwarp();  // all have read the side
+#pragma unroll
+        for (int j = 0; j < kPiece; j += 2)
+          StageBlocks(to, i, first + j, {x[j][0], x[j][1], x[j + 1][0], x[j + 1][1]});
+      }
+    }
+    StoreStaged(to, map, index);
+  }
+
   // Stores the moments of the columns of those boxes that are in the buffers, from `first` on. A
   // thread goes down a column; deviations are from its first element, which keeps the digits for
   // any mean.
   __device__ __forceinline__ void StoreMoments(int first) const {
-    constexpr int kAtOnce = 16;
-    const int thread = threadIdx.x % 128, part = thread / T::kStagingN;
-    const Staged at(*this, thread % T::kStagingN, part * T::kMomentsRows);
-    const int col = origin_.col + first * kBlocks * 8 + thread % T::kStagingN;
-    const int row = FirstRow() + part * T::kMomentsRows;
-    const int count = min(T::kMomentsRows, params_.m - row);
+    constexpr int kAtOnce = 16, kRows = T::template kMomentsRows<E>,
+                  kCols = T::template kStagedN<E>;
+    const int thread = threadIdx.x % 128, part = thread / kCols;
+    const Staged at(*this, thread % kCols, part * kRows);
+    const int col = origin_.col + first * kBlocks * 8 + thread % kCols;
+    const int row = FirstRow() + part * kRows;
+    const int count = min(kRows, params_.m - row);
     SyncConsumer();
     if (count > 0 && col < params_.n) {
       const float shift = (float)*(const E*)at.Row(0);
@@ -624,7 +641,7 @@ class Boxes {
           sums[e % 2] += d[e], squares[e % 2] = fmaf(d[e], d[e], squares[e % 2]);
       }
       const float sum = sums[0] + sums[1], mean = sum / (float)count;
-      layout_.moments[(int64_t)(row / T::kMomentsRows) * params_.n + col] =
+      layout_.moments[(int64_t)(row / kRows) * params_.n + col] =
           make_float2(shift + mean, fmaf(-sum, mean, squares[0] + squares[1]));
     }
     SyncConsumer();  // before others write to the buffers
@@ -692,9 +709,9 @@ class Boxes {
    public:
     __device__ __forceinline__ Staged(const Boxes& boxes, int col, int row)
         : first_(boxes.buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes +
-                 col / (kBlocks * 8) * kRowGroups * kNbytes + col % 8 * (int)sizeof(E)),
+                 col / (kBlocks * 8) * kRowGroups * kNbytes + col % kOfChunk * (int)sizeof(E)),
           row_(row),
-          chunk_(col % (kBlocks * 8) / 8) {}
+          chunk_(col % (kBlocks * 8) / kOfChunk) {}
     // Row k + e, where k is a multiple of 16 and e below it.
     __device__ __forceinline__ const unsigned char* Row(int k, int e = 0) const {
       k += row_;
@@ -703,10 +720,49 @@ class Boxes {
     }
 
    private:
-    static constexpr int kWarpNbytes = T::kStagingNbytes / 4;
+    static constexpr int kWarpNbytes = T::kStagingNbytes / 4, kOfChunk = 16 / (int)sizeof(E);
     const unsigned char* first_;
     int row_, chunk_;
   };
+  // Where box `index` is staged, once that may be overwritten.
+  __device__ __forceinline__ unsigned char* NextBuffer(int index) {
+    const int buffer = params_.side ? index : next_;
+    next_ = next_ + 1 == T::kBuffers ? 0 : next_ + 1;
+    if (!params_.side && threadIdx.x % 32 == 0) WaitForStoresReads<T::kBuffers - 1>();
+    __syncwarp();
+    return BufferOf(buffer);
+  }
+  __device__ __forceinline__ void StoreStaged(const unsigned char* staged, const CUtensorMap* map,
+                                              int index) const {
+    LetBulkFollow();
+    __syncwarp();
+    if (threadIdx.x % 32) return;
+    const int col = origin_.col + index * kBlocks * 8;
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++)
+      Source::Store(layout_, map, SharedAddress(staged) + i * kNbytes, origin_.row + i * 64, col,
+                    origin_.z);
+    CloseStores();
+  }
+  // Writes blocks j and j + 1 of 16 bits, of the rows of group i, to a buffer.
+  static __device__ __forceinline__ void StageBlocks(unsigned char* to, int i, int j,
+                                                     const uint32_t (&x)[4]) {
+    const int l = threadIdx.x % 32;
+    StoreMatrices(SharedAddress(to) + i * kNbytes + l % 16 * 128 + ((j + l / 16) ^ l % 8) * 16, x);
+  }
+  // Writes a box to a buffer.
+  __device__ __forceinline__ void Stage(const Pairs& x, unsigned char* to) const {
+    if constexpr (sizeof(E) == 2) {
+#pragma unroll
+      for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+        for (int j = 0; j < kBlocks; j += 2)
+          StageBlocks(to, i, j, {x[i][j][0], x[i][j][1], x[i][j + 1][0], x[i][j + 1][1]});
+      }
+    } else {
+      ForPairs([&](int i, int j, int half, int at) { *(Pair<E>*)(to + at) = x[i][j][half]; });
+    }
+  }
   // The first row of the consumer's part of the tile.
   __device__ __forceinline__ int FirstRow() const {
     return origin_.row - (int)threadIdx.x % 128 / 32 * 16;
@@ -747,19 +803,21 @@ class Boxes {
       LoadBox<false>(SharedAddress(BufferOf(buffer)) + i * kNbytes, map_side, barrier, col,
                      origin_.row + i * 64, origin_.z);
   }
-  // Calls f with the place of each pair among accumulators and where it is in a buffer.
+  // Where a pair of accumulators is in a buffer.
+  static __device__ __forceinline__ int PlaceOf(int i, int j, int half) {
+    const int l = threadIdx.x % 32;
+    const int row = l / 4 + half * 8, byte = (j * 8 + l % 4 * 2) * (int)sizeof(E);
+    return i * kNbytes + row * 128 + (byte / 16 ^ row % 8) * 16 + byte % 16;
+  }
+  // Calls f with each pair's place among accumulators and in a buffer.
   template <class F>
   __device__ __forceinline__ void ForPairs(F&& f) const {
-    const int l = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kRowGroups; i++) {
 #pragma unroll
       for (int j = 0; j < kBlocks; j++) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const int row = l / 4 + half * 8, byte = (j * 8 + l % 4 * 2) * (int)sizeof(E);
-          f(i, j, half, i * kNbytes + row * 128 + (byte / 16 ^ row % 8) * 16 + byte % 16);
-        }
+        for (int half = 0; half < 2; half++) f(i, j, half, PlaceOf(i, j, half));
       }
     }
   }
@@ -823,26 +881,11 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
                                            F&& function) {
   constexpr int kBlocks = Boxes<E, T, Source>::kBlocks, kCount = Boxes<E, T, Source>::kCount;
   constexpr int kAtOnce = !kRolled ? kCount : kCount < 2 ? 1 : 2;
+  constexpr bool kInPieces = kRolled && sizeof(E) == 2;
 #pragma unroll 1
   for (int first = 0; first < kCount; first += kAtOnce) {
 #pragma unroll
     for (int box = 0; box < kAtOnce; box++) {
-      typename Boxes<E, T, Source>::Pairs side = {}, x;
-      const auto make = [&](auto&& f) {
-#pragma unroll
-        for (int i = 0; i < T::kWarpgroupM; i++) {
-#pragma unroll
-          for (int j = 0; j < kBlocks; j++) {
-            const float (&v)[4] = d[i][box * kBlocks + j];
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-              const Pair<E>& of_side = side[i][j][half];
-              x[i][j][half] = RoundedPair<E>(f(ElementOf<0, E>(of_side), v[2 * half]),
-                                             f(ElementOf<1, E>(of_side), v[2 * half + 1]));
-            }
-          }
-        }
-      };
       if (Source::kOfColumns == OfColumns::kNothing && params.bias) {
 #pragma unroll
         for (int i = 0; i < T::kWarpgroupM; i++) {
@@ -855,21 +898,41 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
           }
         }
       }
-      if constexpr (kSide) boxes.ReadSide(map_other, first + box, side);
-      if constexpr (kBefore) {
-        if (params.before) {
-          make([](float, float v) { return v; });
-          boxes.Store(x, map_other, params.before, first + box);
+      const auto pair_of = [&](int i, int j, int half, const Pair<E>& side, auto&& f) {
+        const float (&v)[4] = d[i][box * kBlocks + j];
+        return RoundedPair<E>(f(ElementOf<0, E>(side), v[2 * half]),
+                              f(ElementOf<1, E>(side), v[2 * half + 1]));
+      };
+      if constexpr (kInPieces) {
+        if (kBefore && params.before)
+          boxes.template StorePieces<false>(
+              map_other, first + box, [&](int i, int j, int half, uint32_t side) {
+                return pair_of(i, j, half, side, [](float, float v) { return v; });
+              });
+        boxes.template StorePieces<kSide>(map_c, first + box,
+                                          [&](int i, int j, int half, uint32_t side) {
+                                            return pair_of(i, j, half, side, function);
+                                          });
+      } else {
+        typename Boxes<E, T, Source>::Pairs side = {}, x;
+        if constexpr (kSide) boxes.ReadSide(map_other, first + box, side);
+#pragma unroll
+        for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+          for (int j = 0; j < kBlocks; j++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+              x[i][j][half] = pair_of(i, j, half, side[i][j][half], function);
+          }
         }
-      }
-      make(function);
-      if constexpr (Source::kOfColumns == OfColumns::kGradientSums) boxes.Keep(x, box);
-      boxes.Store(x, map_c, params.c, first + box);
-      if ((box + 1) % T::kBuffers == 0) {
-        if constexpr (Source::kOfColumns == OfColumns::kMoments)
-          boxes.StoreMoments(box + 1 - T::kBuffers);
-        if constexpr (Source::kOfColumns == OfColumns::kGradientSums)
-          boxes.StoreSums(box + 1 - T::kBuffers);
+        if constexpr (Source::kOfColumns == OfColumns::kGradientSums) boxes.Keep(x, box);
+        boxes.Store(x, map_c, params.c, first + box);
+        if ((box + 1) % T::kBuffers == 0) {
+          if constexpr (Source::kOfColumns == OfColumns::kMoments)
+            boxes.StoreMoments(box + 1 - T::kBuffers);
+          if constexpr (Source::kOfColumns == OfColumns::kGradientSums)
+            boxes.StoreSums(box + 1 - T::kBuffers);
+        }
       }
     }
 #pragma unroll

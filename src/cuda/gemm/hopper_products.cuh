@@ -291,8 +291,7 @@ void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, cons
   if constexpr (sizeof(E) == 4) {
     if constexpr (kCost.exact)
       if (gemm.split) return LaunchGemm<E, T, false, false, true>(op, gemm, a, b, config, stream);
-    if constexpr (kCost.plain)
-      LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
+    if constexpr (kCost.plain) LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
   } else if constexpr (kCost.plain) {
     if (a.across)
       b.across ? LaunchGemm<E, T, true, true>(op, gemm, a, b, config, stream)

@@ -8,15 +8,16 @@
 // are float32. The gradient may overwrite the logits. Memory bandwidth limits it, of 16 bits nearly
 // as much the two exponentials an element.
 #pragma once
-#include <algorithm>
 #include <cstring>
 
 #include "cuda/loss/cross_entropy.cuh"
+#include "cuda/runtime/hopper.cuh"
 
 namespace dlsys {
 namespace cuda {
 
 constexpr int kLongRowThreads = 1024;  // of a multiprocessor, in one block, or in two
+constexpr int64_t kWideRow = 2048;     // vectors from which on a row has all of them
 constexpr int64_t kLongRowClasses = 4096;
 
 // exp(x) for x <= 0, of 16-bit floats to about 2^-22.
@@ -26,12 +27,13 @@ __device__ __forceinline__ float ExpOf(float x) {
   return kIs16Bit<T> ? ExpTwo(x * kLog2E) : expf(x);
 }
 
+// 16 bytes of floats as they lie in memory. They are kept as words: elements of 16 bits of their
+// own would each be moved to a register.
 template <class T>
 struct alignas(16) Vector {
-  static constexpr int kCount = 16 / (int)sizeof(T);
-  T x[kCount];
+  static constexpr int kCount = 16 / (int)sizeof(T), kOfWord = 4 / (int)sizeof(T);
+  uint32_t words[4];
 
-  // In one access: where another branch fills it by elements, the compiler copies all by elements.
   static __device__ __forceinline__ Vector From(const void* p) {
     const float4 bits = *(const float4*)p;
     Vector v;
@@ -42,6 +44,44 @@ struct alignas(16) Vector {
     float4 bits;
     memcpy(&bits, this, sizeof bits);
     *(float4*)p = bits;
+  }
+  __device__ __forceinline__ float operator[](int e) const {
+    const uint32_t word = words[e / kOfWord];
+    if constexpr (sizeof(T) == 4) {
+      return FloatOf(word);
+    } else if constexpr (std::is_same_v<T, bfloat16>) {
+      return FloatOf(e % 2 ? word & 0xFFFF0000u : word << 16);
+    } else {
+      T x;
+      x.bits = (uint16_t)(word >> e % 2 * 16);
+      return x;
+    }
+  }
+  __device__ __forceinline__ void Set(int e, T x) {
+    if constexpr (sizeof(T) == 4) {
+      words[e] = BitsOf(x);
+    } else {
+      uint32_t& word = words[e / 2];
+      word = e % 2 ? (word & 0xFFFFu) | (uint32_t)x.bits << 16 : (word & 0xFFFF0000u) | x.bits;
+    }
+  }
+  static __device__ __forceinline__ uint32_t RoundedPair(float low, float high) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    return hopper::Packed<T>(low, high);
+#else
+    return (uint32_t)T(low).bits | (uint32_t)T(high).bits << 16;
+#endif
+  }
+  static __device__ __forceinline__ Vector Rounded(const float (&x)[kCount]) {
+    Vector v;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      if constexpr (sizeof(T) == 4)
+        v.words[k] = BitsOf(x[k]);
+      else
+        v.words[k] = RoundedPair(x[2 * k], x[2 * k + 1]);
+    }
+    return v;
   }
 };
 
@@ -67,9 +107,9 @@ class LongRow {
   // Vector j from memory; what is not of the row is -infinity, which adds nothing to the sum.
   __device__ __forceinline__ Vector<T> Read(int j) const {
     if (IsFull(j)) return Vector<T>::From(At(j));
-    Vector<T> v;
+    Vector<T> v{};
 #pragma unroll
-    for (int e = 0; e < kCount; e++) v.x[e] = Has(j, e) ? At(j)[e] : T(-INFINITY);
+    for (int e = 0; e < kCount; e++) v.Set(e, Has(j, e) ? At(j)[e] : T(-INFINITY));
     return v;
   }
   // The same to shared memory, perhaps later.
@@ -83,7 +123,7 @@ class LongRow {
     if (IsFull(j)) return v.To(At(j));
 #pragma unroll
     for (int e = 0; e < kCount; e++)
-      if (Has(j, e)) At(j)[e] = v.x[e];
+      if (Has(j, e)) At(j)[e] = T(v[e]);
   }
 
  private:
@@ -120,11 +160,17 @@ struct RowGradients {
   __device__ __forceinline__ void Take(int64_t, float) const {}
 };
 
-// The vector, before its row's gradient is written: of the slots, or of memory.
-template <class T>
-__device__ __forceinline__ Vector<T> LoadVector(const LongRow<T>& row, const Vector<T>* slots,
-                                                int resident, int j) {
-  return j < resident ? Vector<T>::From(slots + j) : row.Read(j);
+// Calls use(j, v) with each vector of this thread, before the row's gradient is written there: of
+// the slots, then those that do not fit of memory.
+template <int kThreads, int kUnroll, class T, class F>
+__device__ __forceinline__ void ForVectors(const LongRow<T>& row, const Vector<T>* slots,
+                                           int resident, F&& use) {
+  const int in_slots = min(row.count(), resident);
+  int j = threadIdx.x;
+#pragma unroll kUnroll
+  for (; j < in_slots; j += kThreads) use(j, Vector<T>::From(slots + j));
+#pragma unroll 1
+  for (; j < row.count(); j += kThreads) use(j, row.Read(j));
 }
 
 // Of a row, over all threads of the block: the maximum, and the sum of exp(x - maximum).
@@ -132,83 +178,74 @@ struct RowSum {
   float largest, sum;
 };
 
-// Each thread sums over its own vectors by their own maximum, so that no thread waits in between.
+// Each thread sums by the maximum of its own vectors, so that none waits in between.
 template <int kThreads, class T>
 __device__ __forceinline__ RowSum SumOfExp(const LongRow<T>& row, const Vector<T>* slots,
                                            int resident) {
   float own = -INFINITY;
-#pragma unroll 4
-  for (int j = threadIdx.x; j < row.count(); j += kThreads) {
-    const Vector<T> v = LoadVector(row, slots, resident, j);
+  ForVectors<kThreads, 4>(row, slots, resident, [&](int, const Vector<T>& v) {
 #pragma unroll
-    for (int e = 0; e < LongRow<T>::kCount; e++) own = fmaxf(own, (float)v.x[e]);
-  }
-  const float shift = own == -INFINITY ? 0.f : own;  // of a difference of infinities
+    for (int e = 0; e < Vector<T>::kCount; e++) own = fmaxf(own, v[e]);
+  });
+  const float shift = own == -INFINITY ? 0.f : own;  // not a difference of infinities
   float sums[2] = {};
-#pragma unroll 2
-  for (int j = threadIdx.x; j < row.count(); j += kThreads) {
-    const Vector<T> v = LoadVector(row, slots, resident, j);
+  ForVectors<kThreads, 2>(row, slots, resident, [&](int, const Vector<T>& v) {
 #pragma unroll
-    for (int e = 0; e < LongRow<T>::kCount; e++) sums[e % 2] += ExpOf<T>((float)v.x[e] - shift);
-  }
+    for (int e = 0; e < Vector<T>::kCount; e++) sums[e % 2] += ExpOf<T>(v[e] - shift);
+  });
   const float largest = GroupReduce<MaxMonoid, kThreads>(own);
-  const float sum = (sums[0] + sums[1]) * ExpOf<float>(own - largest);
+  const float sum = (sums[0] + sums[1]) * expf(own - largest);
   return {largest, GroupReduce<SumMonoid, kThreads>(sum)};
 }
 
 // Goes along every gridDim.x-th row of x (rows, classes); dx lies as x does within 16 bytes.
-// `resident` vectors of a row fit shared memory. Each is replaced by that of the next row as soon
-// as its thread has made the gradient.
+// `resident` vectors of each of two rows fit shared memory.
 template <int kThreads, class T, class Use>
 __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const T* x,
                                             const Labels& labels, T* dx, int resident, Use& use) {
   constexpr int kCount = Vector<T>::kCount;
-  Vector<T>* const slots = DynamicShared<Vector<T>>();
+  Vector<T>* slots = DynamicShared<Vector<T>>();
+  Vector<T>* others = slots + resident;
   const auto row_of = [&](int64_t r) { return LongRow<T>((T*)x, r, rows, classes); };
   const auto label_of = [&](int64_t r) { return r < rows ? (int64_t)labels.At(r) : -1; };
-  const auto begin_read = [&](const LongRow<T>& of, int j) {
-    if (j < min(of.count(), resident)) of.BeginRead(j, slots + j);
+  const auto begin_reads = [&](const LongRow<T>& of, Vector<T>* to) {
+    for (int j = threadIdx.x; j < min(of.count(), resident); j += kThreads) of.BeginRead(j, to + j);
+    CloseCopies();
   };
   LongRow<T> row = row_of(blockIdx.x);
-  for (int j = threadIdx.x; j < row.count(); j += kThreads) begin_read(row, j);
-  CloseCopies();
+  begin_reads(row, slots);
   int64_t label = label_of(blockIdx.x);
   for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
     const LongRow<T> next = row_of(r + gridDim.x);
+    begin_reads(next, others);
     const int64_t next_label = label_of(r + gridDim.x);
     const bool valid = label >= 0 && label < classes;
     const int label_vector = valid ? row.VectorOf(label) : -1, label_at = row.ElementOf(label);
+    WaitForCopies<1>();
     // Read before the barriers behind which the gradient may overwrite it.
-    float logit = NAN;
-    if (valid && threadIdx.x == 0) logit = x[r * classes + label];
-    WaitForCopies<0>();
-    const RowSum of_row = SumOfExp<kThreads>(row, slots, resident);
-    const float largest = of_row.largest, share = 1.f / of_row.sum;
+    const float logit = valid && threadIdx.x == 0 ? (float)x[r * classes + label] : NAN;
+    const auto [largest, sum] = SumOfExp<kThreads>(row, slots, resident);
     if (threadIdx.x == 0) {
-      use.Take(r, logf(of_row.sum) - (logit - largest));
+      use.Take(r, logf(sum) - (logit - largest));
       if (!valid) labels.faults.OutOfRange(label, r, classes);
     }
-    const float dy = valid ? use.Dy(r) : NAN, factor = share * dy;
+    const float share = 1.f / sum, dy = valid ? use.Dy(r) : NAN, factor = share * dy;
     const LongRow<T> to(dx, r, rows, classes);
-    for (int j = threadIdx.x; j < max(row.count(), next.count()); j += kThreads) {
-      if (!Use::kGradient || j >= row.count()) {
-        begin_read(next, j);
-        continue;
-      }
-      const Vector<T> v = LoadVector(row, slots, resident, j);
-      begin_read(next, j);
-      Vector<T> d;
+    if constexpr (Use::kGradient)
+      ForVectors<kThreads, 2>(row, slots, resident, [&, top = largest](int j, const Vector<T>& v) {
+        float d[kCount];
 #pragma unroll
-      for (int e = 0; e < kCount; e++) d.x[e] = T(ExpOf<T>((float)v.x[e] - largest) * factor);
-      if (j == label_vector) {
+        for (int e = 0; e < kCount; e++) d[e] = ExpOf<T>(v[e] - top) * factor;
+        if (j == label_vector) {
 #pragma unroll
-        for (int e = 0; e < kCount; e++)
-          if (e == label_at) d.x[e] = T((ExpOf<T>((float)v.x[e] - largest) * share - 1.f) * dy);
-      }
-      to.Write(j, d);
-    }
-    CloseCopies();
+          for (int e = 0; e < kCount; e++)
+            if (e == label_at) d[e] = (ExpOf<T>(v[e] - top) * share - 1.f) * dy;
+        }
+        to.Write(j, Vector<T>::Rounded(d));
+      });
     row = next, label = next_label;
+    Vector<T>* const done = slots;
+    slots = others, others = done;
   }
 }
 
@@ -238,24 +275,24 @@ bool HasLongRows(int64_t classes, const T* x, const T* dx) {
          (uintptr_t)x % 16 == (uintptr_t)dx % 16;
 }
 
-// The blocks of a launch, and the vectors of a row that lie in the shared memory of one.
+// The blocks of a launch, and the vectors of each of two rows that lie in the shared memory of one.
 struct LongRowsGrid {
   unsigned blocks;
   int resident;
   bool wide;  // a block takes a multiprocessor
-  size_t SharedNbytes() const { return (size_t)resident * 16; }
+  size_t SharedNbytes() const { return (size_t)resident * 2 * 16; }
 
   LongRowsGrid(int device, int64_t rows, int64_t classes, int vector) {
     constexpr int64_t kStatic = 2048;  // that the system and the kernel's own arrays take
-    const auto fit = [&](int on_each) {
-      return ((int64_t)SharedLimit(device) / on_each - kStatic) / 16;
-    };
     const int64_t most = CeilDiv(classes, vector) + 1;
-    wide = most > fit(2);
+    wide = most > kWideRow;
     const int on_each = wide ? 1 : 2;
-    resident = (int)std::min(most, fit(on_each));
-    const int64_t count = std::min<int64_t>(Multiprocessors(device) * on_each, kMaxPartials);
-    blocks = (unsigned)std::clamp<int64_t>(rows, 1, count);
+    const int64_t fits = ((int64_t)SharedLimit(device) / on_each - kStatic) / (2 * 16);
+    resident = (int)(most < fits ? most : fits);
+    int64_t count = (int64_t)Multiprocessors(device) * on_each;
+    if (kMaxPartials < count) count = kMaxPartials;
+    if (rows < count) count = rows ? rows : 1;
+    blocks = (unsigned)count;
   }
   // Calls run with the threads of a block as a type.
   template <class Run>
