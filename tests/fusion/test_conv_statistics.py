@@ -218,9 +218,7 @@ class Network(unittest.TestCase):
         steps = [step.node for step in executor.plan({x: x.shape}).steps]
         of_data = {n.inputs[1]: k for k, n in enumerate(steps) if "data_gradient" in n.op.name}
         of_filters = {
-            n.inputs[1]: k
-            for k, n in enumerate(steps)
-            if n.op is filter_gradient_channels_last_op
+            n.inputs[1]: k for k, n in enumerate(steps) if n.op is filter_gradient_channels_last_op
         }
         self.assertEqual(len(of_filters), 5)
         for dy, at in of_filters.items():

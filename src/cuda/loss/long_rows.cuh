@@ -173,29 +173,27 @@ __device__ __forceinline__ void ForVectors(const LongRow<T>& row, const Vector<T
   for (; j < row.count(); j += kThreads) use(j, row.Read(j));
 }
 
-// Of a row, over all threads of the block: the maximum, and the sum of exp(x - maximum).
-struct RowSum {
+// The largest of some values, and the sum of exp(value - largest).
+struct ExpSum {
   float largest, sum;
 };
 
-// Each thread sums by the maximum of its own vectors, so that none waits in between.
+// Of this thread's vectors of a row, so that no thread waits in between.
 template <int kThreads, class T>
-__device__ __forceinline__ RowSum SumOfExp(const LongRow<T>& row, const Vector<T>* slots,
+__device__ __forceinline__ ExpSum ExpSumOf(const LongRow<T>& row, const Vector<T>* slots,
                                            int resident) {
-  float own = -INFINITY;
+  float largest = -INFINITY;
   ForVectors<kThreads, 4>(row, slots, resident, [&](int, const Vector<T>& v) {
 #pragma unroll
-    for (int e = 0; e < Vector<T>::kCount; e++) own = fmaxf(own, v[e]);
+    for (int e = 0; e < Vector<T>::kCount; e++) largest = fmaxf(largest, v[e]);
   });
-  const float shift = own == -INFINITY ? 0.f : own;  // not a difference of infinities
+  const float shift = largest == -INFINITY ? 0.f : largest;  // not a difference of infinities
   float sums[2] = {};
   ForVectors<kThreads, 2>(row, slots, resident, [&](int, const Vector<T>& v) {
 #pragma unroll
     for (int e = 0; e < Vector<T>::kCount; e++) sums[e % 2] += ExpOf<T>(v[e] - shift);
   });
-  const float largest = GroupReduce<MaxMonoid, kThreads>(own);
-  const float sum = (sums[0] + sums[1]) * expf(own - largest);
-  return {largest, GroupReduce<SumMonoid, kThreads>(sum)};
+  return {largest, sums[0] + sums[1]};
 }
 
 // Goes along every gridDim.x-th row of x (rows, classes); dx lies as x does within 16 bytes.
@@ -222,9 +220,14 @@ __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const
     const bool valid = label >= 0 && label < classes;
     const int label_vector = valid ? row.VectorOf(label) : -1, label_at = row.ElementOf(label);
     WaitForCopies<1>();
-    // Read before the barriers behind which the gradient may overwrite it.
-    const float logit = valid && threadIdx.x == 0 ? (float)x[r * classes + label] : NAN;
-    const auto [largest, sum] = SumOfExp<kThreads>(row, slots, resident);
+    const ExpSum own = ExpSumOf<kThreads>(row, slots, resident);
+    const float largest = GroupReduce<MaxMonoid, kThreads>(own.largest);
+    // All vectors are there now, and behind the next barrier the gradient may overwrite them.
+    float logit = NAN;
+    if (valid && threadIdx.x == 0)
+      logit =
+          label_vector < resident ? slots[label_vector][label_at] : (float)x[r * classes + label];
+    const float sum = GroupReduce<SumMonoid, kThreads>(own.sum * expf(own.largest - largest));
     if (threadIdx.x == 0) {
       use.Take(r, logf(sum) - (logit - largest));
       if (!valid) labels.faults.OutOfRange(label, r, classes);
@@ -232,14 +235,14 @@ __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const
     const float share = 1.f / sum, dy = valid ? use.Dy(r) : NAN, factor = share * dy;
     const LongRow<T> to(dx, r, rows, classes);
     if constexpr (Use::kGradient)
-      ForVectors<kThreads, 2>(row, slots, resident, [&, top = largest](int j, const Vector<T>& v) {
+      ForVectors<kThreads, 2>(row, slots, resident, [&](int j, const Vector<T>& v) {
         float d[kCount];
 #pragma unroll
-        for (int e = 0; e < kCount; e++) d[e] = ExpOf<T>(v[e] - top) * factor;
+        for (int e = 0; e < kCount; e++) d[e] = ExpOf<T>(v[e] - largest) * factor;
         if (j == label_vector) {
 #pragma unroll
           for (int e = 0; e < kCount; e++)
-            if (e == label_at) d[e] = (ExpOf<T>(v[e] - top) * share - 1.f) * dy;
+            if (e == label_at) d[e] = (ExpOf<T>(v[e] - largest) * share - 1.f) * dy;
         }
         to.Write(j, Vector<T>::Rounded(d));
       });
