@@ -38,7 +38,7 @@ struct GradientSums {
   // What was normalized, and the addend, of the data's shape; dz may lie over the addend, which may
   // be null.
   const void *x, *addend;
-  const uint8_t* bits;     // of relu's positive results
+  const uint8_t* bits;  // of relu's positive results
   BatchMoments moments;
   float *dscale, *dbias;  // (c)
 };
