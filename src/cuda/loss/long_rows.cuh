@@ -11,7 +11,6 @@
 #include <cstring>
 
 #include "cuda/loss/cross_entropy.cuh"
-#include "cuda/runtime/hopper.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -27,13 +26,12 @@ __device__ __forceinline__ float ExpOf(float x) {
   return kIs16Bit<T> ? ExpTwo(x * kLog2E) : expf(x);
 }
 
-// 16 bytes of floats as they lie in memory. They are kept as words: elements of 16 bits of their
-// own would each be moved to a register.
 template <class T>
 struct alignas(16) Vector {
-  static constexpr int kCount = 16 / (int)sizeof(T), kOfWord = 4 / (int)sizeof(T);
-  uint32_t words[4];
+  static constexpr int kCount = 16 / (int)sizeof(T);
+  T x[kCount];
 
+  // In one access: where another branch fills it by elements, the compiler copies all by elements.
   static __device__ __forceinline__ Vector From(const void* p) {
     const float4 bits = *(const float4*)p;
     Vector v;
@@ -44,44 +42,6 @@ struct alignas(16) Vector {
     float4 bits;
     memcpy(&bits, this, sizeof bits);
     *(float4*)p = bits;
-  }
-  __device__ __forceinline__ float operator[](int e) const {
-    const uint32_t word = words[e / kOfWord];
-    if constexpr (sizeof(T) == 4) {
-      return FloatOf(word);
-    } else if constexpr (std::is_same_v<T, bfloat16>) {
-      return FloatOf(e % 2 ? word & 0xFFFF0000u : word << 16);
-    } else {
-      T x;
-      x.bits = (uint16_t)(word >> e % 2 * 16);
-      return x;
-    }
-  }
-  __device__ __forceinline__ void Set(int e, T x) {
-    if constexpr (sizeof(T) == 4) {
-      words[e] = BitsOf(x);
-    } else {
-      uint32_t& word = words[e / 2];
-      word = e % 2 ? (word & 0xFFFFu) | (uint32_t)x.bits << 16 : (word & 0xFFFF0000u) | x.bits;
-    }
-  }
-  static __device__ __forceinline__ uint32_t RoundedPair(float low, float high) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    return hopper::Packed<T>(low, high);
-#else
-    return (uint32_t)T(low).bits | (uint32_t)T(high).bits << 16;
-#endif
-  }
-  static __device__ __forceinline__ Vector Rounded(const float (&x)[kCount]) {
-    Vector v;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-      if constexpr (sizeof(T) == 4)
-        v.words[k] = BitsOf(x[k]);
-      else
-        v.words[k] = RoundedPair(x[2 * k], x[2 * k + 1]);
-    }
-    return v;
   }
 };
 
@@ -107,9 +67,9 @@ class LongRow {
   // Vector j from memory; what is not of the row is -infinity, which adds nothing to the sum.
   __device__ __forceinline__ Vector<T> Read(int j) const {
     if (IsFull(j)) return Vector<T>::From(At(j));
-    Vector<T> v{};
+    Vector<T> v;
 #pragma unroll
-    for (int e = 0; e < kCount; e++) v.Set(e, Has(j, e) ? At(j)[e] : T(-INFINITY));
+    for (int e = 0; e < kCount; e++) v.x[e] = Has(j, e) ? At(j)[e] : T(-INFINITY);
     return v;
   }
   // The same to shared memory, perhaps later.
@@ -123,7 +83,7 @@ class LongRow {
     if (IsFull(j)) return v.To(At(j));
 #pragma unroll
     for (int e = 0; e < kCount; e++)
-      if (Has(j, e)) At(j)[e] = T(v[e]);
+      if (Has(j, e)) At(j)[e] = v.x[e];
   }
 
  private:
@@ -160,40 +120,37 @@ struct RowGradients {
   __device__ __forceinline__ void Take(int64_t, float) const {}
 };
 
-// Calls use(j, v) with each vector of this thread, before the row's gradient is written there: of
-// the slots, then those that do not fit of memory.
-template <int kThreads, int kUnroll, class T, class F>
-__device__ __forceinline__ void ForVectors(const LongRow<T>& row, const Vector<T>* slots,
-                                           int resident, F&& use) {
-  const int in_slots = min(row.count(), resident);
-  int j = threadIdx.x;
-#pragma unroll kUnroll
-  for (; j < in_slots; j += kThreads) use(j, Vector<T>::From(slots + j));
-#pragma unroll 1
-  for (; j < row.count(); j += kThreads) use(j, row.Read(j));
+// The vector, before its row's gradient is written: of the slots, or of memory.
+template <class T>
+__device__ __forceinline__ Vector<T> LoadVector(const LongRow<T>& row, const Vector<T>* slots,
+                                                int resident, int j) {
+  return j < resident ? Vector<T>::From(slots + j) : row.Read(j);
 }
 
-// The largest of some values, and the sum of exp(value - largest).
-struct ExpSum {
-  float largest, sum;
-};
-
-// Of this thread's vectors of a row, so that no thread waits in between.
+// Over all threads of the block: the maximum of a row, and the sum of exp(x - max).
 template <int kThreads, class T>
-__device__ __forceinline__ ExpSum ExpSumOf(const LongRow<T>& row, const Vector<T>* slots,
+__device__ __forceinline__ float LargestOf(const LongRow<T>& row, const Vector<T>* slots,
                                            int resident) {
   float largest = -INFINITY;
-  ForVectors<kThreads, 4>(row, slots, resident, [&](int, const Vector<T>& v) {
+#pragma unroll 4
+  for (int j = threadIdx.x; j < row.count(); j += kThreads) {
+    const Vector<T> v = LoadVector(row, slots, resident, j);
 #pragma unroll
-    for (int e = 0; e < Vector<T>::kCount; e++) largest = fmaxf(largest, v[e]);
-  });
-  const float shift = largest == -INFINITY ? 0.f : largest;  // not a difference of infinities
+    for (int e = 0; e < LongRow<T>::kCount; e++) largest = fmaxf(largest, (float)v.x[e]);
+  }
+  return GroupReduce<MaxMonoid, kThreads>(largest);
+}
+template <int kThreads, class T>
+__device__ __forceinline__ float SumOfExp(const LongRow<T>& row, const Vector<T>* slots,
+                                          int resident, float largest) {
   float sums[2] = {};
-  ForVectors<kThreads, 2>(row, slots, resident, [&](int, const Vector<T>& v) {
+#pragma unroll 2
+  for (int j = threadIdx.x; j < row.count(); j += kThreads) {
+    const Vector<T> v = LoadVector(row, slots, resident, j);
 #pragma unroll
-    for (int e = 0; e < Vector<T>::kCount; e++) sums[e % 2] += ExpOf<T>(v[e] - shift);
-  });
-  return {largest, sums[0] + sums[1]};
+    for (int e = 0; e < LongRow<T>::kCount; e++) sums[e % 2] += ExpOf<T>((float)v.x[e] - largest);
+  }
+  return GroupReduce<SumMonoid, kThreads>(sums[0] + sums[1]);
 }
 
 // Goes along every gridDim.x-th row of x (rows, classes); dx lies as x does within 16 bytes.
@@ -220,32 +177,30 @@ __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const
     const bool valid = label >= 0 && label < classes;
     const int label_vector = valid ? row.VectorOf(label) : -1, label_at = row.ElementOf(label);
     WaitForCopies<1>();
-    const ExpSum own = ExpSumOf<kThreads>(row, slots, resident);
-    const float largest = GroupReduce<MaxMonoid, kThreads>(own.largest);
-    // All vectors are there now, and behind the next barrier the gradient may overwrite them.
+    const float largest = LargestOf<kThreads>(row, slots, resident);
+    // Read before the barriers behind which the gradient may overwrite it.
     float logit = NAN;
     if (valid && threadIdx.x == 0)
-      logit =
-          label_vector < resident ? slots[label_vector][label_at] : (float)x[r * classes + label];
-    const float sum = GroupReduce<SumMonoid, kThreads>(own.sum * expf(own.largest - largest));
+      logit = label_vector < resident ? slots[label_vector].x[label_at] : x[r * classes + label];
+    const float sum = SumOfExp<kThreads>(row, slots, resident, largest);
     if (threadIdx.x == 0) {
       use.Take(r, logf(sum) - (logit - largest));
       if (!valid) labels.faults.OutOfRange(label, r, classes);
     }
     const float share = 1.f / sum, dy = valid ? use.Dy(r) : NAN, factor = share * dy;
     const LongRow<T> to(dx, r, rows, classes);
-    if constexpr (Use::kGradient)
-      ForVectors<kThreads, 2>(row, slots, resident, [&](int j, const Vector<T>& v) {
-        float d[kCount];
+    for (int j = threadIdx.x; Use::kGradient && j < row.count(); j += kThreads) {
+      const Vector<T> v = LoadVector(row, slots, resident, j);
+      Vector<T> d;
 #pragma unroll
-        for (int e = 0; e < kCount; e++) d[e] = ExpOf<T>(v[e] - largest) * factor;
-        if (j == label_vector) {
+      for (int e = 0; e < kCount; e++) d.x[e] = T(ExpOf<T>((float)v.x[e] - largest) * factor);
+      if (j == label_vector) {
 #pragma unroll
-          for (int e = 0; e < kCount; e++)
-            if (e == label_at) d[e] = (ExpOf<T>(v[e] - largest) * share - 1.f) * dy;
-        }
-        to.Write(j, Vector<T>::Rounded(d));
-      });
+        for (int e = 0; e < kCount; e++)
+          if (e == label_at) d.x[e] = T((ExpOf<T>((float)v.x[e] - largest) * share - 1.f) * dy);
+      }
+      to.Write(j, d);
+    }
     row = next, label = next_label;
     Vector<T>* const done = slots;
     slots = others, others = done;
