@@ -4,9 +4,10 @@
 // no input. A thread has four elements where there are fours; memory bandwidth limits them.
 #include <algorithm>
 
+#include "cuda/quantized/rounding.cuh"
+#include "cuda/runtime/beside.cuh"
 #include "cuda/runtime/context.cuh"
 #include "cuda/runtime/divisor.cuh"
-#include "cuda/runtime/launch.cuh"
 #include "math/conv_geometry.h"
 
 namespace dlsys {
@@ -36,12 +37,6 @@ Scales CheckedScales(const char* op, const DLArray* x, const DLArray* scale, con
   return {Divisor(std::max<int64_t>(inner, 1)), Divisor(std::max<int64_t>(Numel(scale), 1))};
 }
 
-__device__ __forceinline__ unsigned Quantized(float x, float step, float zero) {
-  const float units = x / step;
-  const float clipped = fminf(fmaxf(units, -zero), 255.f - zero);
-  return (unsigned)(int)(rintf(units == units ? clipped : 0.f) + zero);
-}
-
 template <int kVector>
 struct alignas(kVector) Bytes {
   uint8_t at[kVector];
@@ -55,12 +50,14 @@ struct alignas(4 * kVector) Floats {
 template <int kVector>
 __global__ void QuantizeKernel(const Scales scales, const float* x, const float* scale,
                                const uint8_t* zero, uint8_t* q, int64_t items) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   for (int64_t k = FirstItem(); k < items; k += ItemStep()) {
     const int s = kVector > 1 ? 0 : scales.Of((int)k);
     const Floats<kVector> from = ((const Floats<kVector>*)x)[k];
     Bytes<kVector> to;
 #pragma unroll
-    for (int e = 0; e < kVector; e++) to.at[e] = Quantized(from.at[e], scale[s], zero[s]);
+    for (int e = 0; e < kVector; e++) to.at[e] = QuantizedByte(from.at[e], scale[s], zero[s]);
     ((Bytes<kVector>*)q)[k] = to;
   }
 }
@@ -68,6 +65,8 @@ __global__ void QuantizeKernel(const Scales scales, const float* x, const float*
 template <int kVector, class T>
 __global__ void DequantizeKernel(const Scales scales, const T* x, const float* scale, const T* zero,
                                  float* y, int64_t items) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   for (int64_t k = FirstItem(); k < items; k += ItemStep()) {
     const int s = kVector > 1 ? 0 : scales.Of((int)k);
     const T* from = x + k * kVector;
@@ -86,13 +85,15 @@ struct Sum {
 template <int kVector>
 __global__ void AddKernel(const Sum sum, const uint8_t* a, const uint8_t* b, uint8_t* y,
                           int64_t items) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   for (int64_t k = FirstItem(); k < items; k += ItemStep()) {
     const auto left = ((const Bytes<kVector>*)a)[k], right = ((const Bytes<kVector>*)b)[k];
     Bytes<kVector> to;
 #pragma unroll
     for (int e = 0; e < kVector; e++) {
-      const float both = (float)left.at[e] * sum.scale_a + (float)right.at[e] * sum.scale_b;
-      to.at[e] = (uint8_t)(int)rintf(fminf(fmaxf(both + sum.offset, sum.low), sum.high));
+      to.at[e] = (uint8_t)AddedBytes(left.at[e], right.at[e], sum.scale_a, sum.scale_b, sum.offset,
+                                     sum.low, sum.high);
     }
     ((Bytes<kVector>*)y)[k] = to;
   }
@@ -107,6 +108,8 @@ struct Pooling {
 
 template <int kVector>
 __global__ void MaxPoolKernel(const Pooling p, const uint8_t* x, uint8_t* y, int64_t items) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   for (int64_t k = FirstItem(); k < items; k += ItemStep()) {
     const int position = (int)k / p.by_vectors, line = position / p.by_w, image = line / p.by_h;
     const int channel = (int)k - position * p.vectors;
@@ -146,7 +149,7 @@ void Quantize(const DLArray* x, const DLArray* scale, const DLArray* zero, int64
   const Scales scales = CheckedScales(op, x, scale, zero, axis);
   const bool fours = Numel(scale) == 1 && InFours(Numel(x), from, to, to);
   const int64_t items = Numel(x) / (fours ? 4 : 1);
-  Launch(op, fours ? QuantizeKernel<4> : QuantizeKernel<1>, Blocks(items), kThreads, 0, stream,
+  LaunchBeside(op, fours ? QuantizeKernel<4> : QuantizeKernel<1>, Blocks(items), 1, kThreads, 0, stream,
          scales, from, factor, offset, to, items);
 }
 
@@ -161,8 +164,7 @@ void DequantizeAs(const DLArray* x, const DLArray* scale, const DLArray* zero, i
   const Scales scales = CheckedScales(op, x, scale, zero, axis);
   const bool fours = Numel(scale) == 1 && InFours(Numel(x), from, to, to);
   const int64_t items = Numel(x) / (fours ? 4 : 1);
-  Launch(op, fours ? DequantizeKernel<4, T> : DequantizeKernel<1, T>, Blocks(items), kThreads, 0,
-         stream, scales, from, factor, offset, to, items);
+  LaunchBeside(op, fours ? DequantizeKernel<4, T> : DequantizeKernel<1, T>, Blocks(items), 1, kThreads, 0, stream, scales, from, factor, offset, to, items);
 }
 
 void Dequantize(const DLArray* x, const DLArray* scale, const DLArray* zero, int64_t axis,
@@ -185,7 +187,7 @@ void QuantizedAdd(const DLArray* a, const DLArray* b, float scale_a, float scale
   const bool fours = InFours(Numel(y), left, right, to);
   const int64_t items = Numel(y) / (fours ? 4 : 1);
   const Sum sum{scale_a, scale_b, offset, (float)low, (float)high};
-  Launch(op, fours ? AddKernel<4> : AddKernel<1>, Blocks(items), kThreads, 0, stream, sum, left,
+  LaunchBeside(op, fours ? AddKernel<4> : AddKernel<1>, Blocks(items), 1, kThreads, 0, stream, sum, left,
          right, to, items);
 }
 
@@ -219,7 +221,7 @@ void QuantizedMaxPool(const DLArray* x, Struct<WindowOptions> windows, DLArray* 
                   Divisor(std::max<int64_t>(vectors, 1)),
                   Divisor(std::max<int64_t>(out[2], 1)),
                   Divisor(std::max<int64_t>(out[1], 1))};
-  Launch(op, fours ? MaxPoolKernel<4> : MaxPoolKernel<1>, Blocks(items), kThreads, 0, stream, p,
+  LaunchBeside(op, fours ? MaxPoolKernel<4> : MaxPoolKernel<1>, Blocks(items), 1, kThreads, 0, stream, p,
          from, to, items);
 }
 

@@ -6,12 +6,19 @@
 // python/dlsys/ops/quantize.py has the layout of the weights: words of four consecutive inputs, as
 // mma takes them. The result overlaps no input. Channels that are no multiple of 16 are gathered
 // byte by byte, which limits first layers; loads limit the others.
+//
+// Where tiles are few, the blocks of a cluster share one, each with a slice of K, and add their sums
+// through distributed shared memory; the weights' first panels are on their way before the
+// predecessor on the stream has ended, where that does not write them. Latency limits them.
+// quantized_conv2d_fused begins with the quantization of its images, or ends with a sum or with
+// windows of 2 x 2, whose four positions are rows beside each other.
 #include <algorithm>
 
 #include "cuda/quantized/mma.cuh"
+#include "cuda/quantized/rounding.cuh"
+#include "cuda/runtime/beside.cuh"
 #include "cuda/runtime/context.cuh"
 #include "cuda/runtime/divisor.cuh"
-#include "cuda/runtime/launch.cuh"
 #include "math/conv_geometry.h"
 
 namespace dlsys {
@@ -25,6 +32,8 @@ constexpr int kPanel = 16;            // output channels of a panel of packed we
 constexpr int kQuad = 4;              // inputs of a word
 constexpr int kChunks = kStep / 16;   // copies of a row
 constexpr int kRowsOfPass = kProductThreads / kChunks;
+constexpr int kMostSplits = 8;  // blocks of a portable cluster
+constexpr int kMostPool = 2;    // positions along a side of a window that is pooled
 
 struct alignas(16) Sixteen {  // bytes, that are moved together
   uint32_t words[4];
@@ -42,8 +51,17 @@ struct Tile {
 using Large = Tile<128, 64>;
 using Small = Tile<32, 32>;
 
+// A sum behind a product: the quantized result times scale_a, residual times scale_b, and offset.
+struct Residual {
+  const uint8_t* bytes;  // null: none
+  float scale_a, scale_b, offset, low;
+};
+
 struct Product {
   const uint8_t *x, *w;
+  const float* images;  // instead of x, (N, C, H, W), in units of `unit`, and 0 at `origin`
+  const float* unit;
+  const uint8_t* origin;
   const int32_t* bias;
   const float* multiplier;
   uint8_t* bytes;  // of the result, or floats
@@ -52,9 +70,28 @@ struct Product {
   int in_h, in_w, channels, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int zero, low, high;
   unsigned pad;  // what stands for 0 in x, four times
-  bool aligned_out;
-  Divisor by_channels, by_window_w, by_positions, by_width, by_col_tiles;
+  int pool, splits, slice;  // slice: steps of K of a block
+  Residual residual;
+  bool aligned_out, weights_ready;
+  Divisor by_channels, by_window_w, by_positions, by_width, by_col_tiles, by_pool, by_splits;
+
+  // True where the sums pass through shared memory.
+  __device__ __forceinline__ bool IsShared() const {
+    return splits > 1 || pool > 1 || residual.bytes;
+  }
 };
+
+// Where the window of a row begins: rows go through the positions of windows that are pooled.
+struct Corner {
+  int image, h, w;
+};
+__device__ __forceinline__ Corner CornerOf(const Product& p, int row) {
+  const int window = row / p.by_pool, inner = row - window * (int)p.by_pool.value;
+  const int image = window / p.by_positions, rest = window - image * (int)p.by_positions.value;
+  const int i = rest / p.by_width, j = rest - i * (int)p.by_width.value;
+  const int down = i * p.pool + inner / p.pool, across = j * p.pool + inner % p.pool;
+  return {image, down * p.stride_h - p.pad_h, across * p.stride_w - p.pad_w};
+}
 
 // Where a word of the rows lies in their panel: chunks of 16 bytes are swizzled, so that the eight
 // rows that a warp reads at once share no banks.
@@ -74,11 +111,10 @@ class Windows {
 #pragma unroll
     for (int q = 0; q < kPasses; q++) {
       const int row = first + Row(q);
-      const int image = row / p.by_positions, rest = row - image * (int)p.by_positions.value;
-      const int i = rest / p.by_width, j = rest - i * (int)p.by_width.value;
-      h_[q] = row < p.rows ? i * p.stride_h - p.pad_h : -(1 << 30);
-      w_[q] = j * p.stride_w - p.pad_w;
-      line_[q] = image * p.in_h;
+      const Corner corner = CornerOf(p, row);
+      h_[q] = row < p.rows ? corner.h : -(1 << 30);
+      w_[q] = corner.w;
+      line_[q] = corner.image * p.in_h;
     }
   }
 
@@ -88,16 +124,16 @@ class Windows {
 #pragma unroll
     for (int q = 0; q < kPasses; q++) {
       uint32_t* to = panel + InRows(Row(q), Chunk(), 0);
-      const uint8_t* from = kAligned ? At(q, offset, k) : nullptr;
-      if (from) {
-        CopyAsync16((float*)to, (const float*)from, true);
+      const int64_t from = kAligned ? At(q, offset, k) : kNowhere;
+      if (from != kNowhere) {
+        CopyAsync16((float*)to, (const float*)(p_.x + from), true);
       } else {
         Sixteen made = {{p_.pad, p_.pad, p_.pad, p_.pad}};
         if constexpr (!kAligned) {
 #pragma unroll
           for (int e = 0; e < 16; e++) {
-            const uint8_t* one = At(q, OffsetOf(k + e), k + e);
-            const unsigned byte = one ? *one : p_.pad & 255;
+            const int64_t one = At(q, OffsetOf(k + e), k + e);
+            const unsigned byte = one == kNowhere ? p_.pad & 255 : ByteAt(one);
             made.words[e / 4] = (made.words[e / 4] & ~(255u << e % 4 * 8)) | byte << e % 4 * 8;
           }
         }
@@ -108,6 +144,7 @@ class Windows {
 
  private:
   static constexpr int kPasses = kRows / kRowsOfPass;
+  static constexpr int64_t kNowhere = -1;
   struct Offset {
     int h, w, c;
   };
@@ -120,12 +157,17 @@ class Windows {
     return {i * p_.dilation_h, (offset - i * (int)p_.by_window_w.value) * p_.dilation_w,
             k - offset * p_.channels};
   }
-  // Null where that is padding.
-  __device__ __forceinline__ const uint8_t* At(int q, const Offset& offset, int k) const {
+  __device__ __forceinline__ unsigned ByteAt(int64_t at) const {
+    return p_.images ? QuantizedByte(p_.images[at], *p_.unit, *p_.origin) : p_.x[at];
+  }
+  // kNowhere where that is padding.
+  __device__ __forceinline__ int64_t At(int q, const Offset& offset, int k) const {
     const int h = h_[q] + offset.h, w = w_[q] + offset.w;
     const bool inside = (unsigned)h < (unsigned)p_.in_h && (unsigned)w < (unsigned)p_.in_w;
-    const int64_t pixel = (int64_t)(line_[q] + h) * p_.in_w + w;
-    return inside && k < p_.depth ? p_.x + pixel * p_.channels + offset.c : nullptr;
+    if (!inside || k >= p_.depth) return kNowhere;
+    if (!kAligned && p_.images)
+      return ((int64_t)line_[q] * p_.channels + offset.c * p_.in_h + h) * p_.in_w + w;
+    return ((int64_t)(line_[q] + h) * p_.in_w + w) * p_.channels + offset.c;
   }
 
   const Product& p_;
@@ -190,27 +232,55 @@ __device__ __forceinline__ void ForSums(const Sums<Tile>& sums, const F& body) {
         body(row + i * 16 + e / 2 * 8, col + j * 8 + e % 2, sums[i][j][e]);
 }
 
+__device__ __forceinline__ float Scaled(const Product& p, int col, int32_t sum) {
+  return (float)(sum + p.bias[col]) * p.multiplier[col];
+}
+__device__ __forceinline__ int Requantized(const Product& p, int col, int32_t sum) {
+  const float low = (float)(p.low - p.zero), high = (float)(p.high - p.zero);
+  return (int)rintf(fminf(fmaxf(Scaled(p, col, sum), low), high)) + p.zero;
+}
+
+// Writes up to four neighbors of a row of the result, with what follows the product.
+__device__ __forceinline__ void StoreFour(const Product& p, int64_t to, int col,
+                                          const int32_t (&sums)[4]) {
+  const Residual& r = p.residual;
+  const bool in_fours = p.cols % 4 == 0 && !p.floats;
+  const uint32_t added = r.bytes && in_fours ? *(const uint32_t*)(r.bytes + to) : 0;
+  uint32_t word = 0;
+#pragma unroll
+  for (int e = 0; e < 4; e++) {
+    if (col + e >= p.cols) break;
+    if (p.floats) {
+      p.floats[to + e] = Scaled(p, col + e, sums[e]);
+      continue;
+    }
+    int byte = Requantized(p, col + e, sums[e]);
+    if (r.bytes) {
+      const int other = in_fours ? added >> 8 * e & 255 : r.bytes[to + e];
+      byte = AddedBytes(byte, other, r.scale_a, r.scale_b, r.offset, r.low, 255.f);
+    }
+    word |= (uint32_t)byte << 8 * e;
+    if (!in_fours) p.bytes[to + e] = (uint8_t)byte;
+  }
+  if (in_fours) *(uint32_t*)(p.bytes + to) = word;
+}
+
 // Requantizes a tile and writes it, bytes through shared memory, so that they leave 16 at a time.
 template <class Tile>
 __device__ __forceinline__ void Store(const Product& p, const Sums<Tile>& sums, int first_row,
                                       int first_col, uint8_t* shared) {
-  const auto scaled = [&](int col, int32_t sum) {
-    return (float)(sum + p.bias[col]) * p.multiplier[col];
-  };
   if (p.floats) {
     ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
       if (first_row + row < p.rows && first_col + col < p.cols)
         p.floats[(int64_t)(first_row + row) * p.cols + first_col + col] =
-            scaled(first_col + col, sum);
+            Scaled(p, first_col + col, sum);
     });
     return;
   }
   __syncthreads();  // the panels have been read
-  const float low = (float)(p.low - p.zero), high = (float)(p.high - p.zero);
   ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
     if (first_col + col >= p.cols) return;
-    const float y = fminf(fmaxf(scaled(first_col + col, sum), low), high);
-    shared[row * Tile::kPitch + col] = (uint8_t)((int)rintf(y) + p.zero);
+    shared[row * Tile::kPitch + col] = (uint8_t)Requantized(p, first_col + col, sum);
   });
   __syncthreads();
   const int rows = min(Tile::kRows, p.rows - first_row),
@@ -232,43 +302,108 @@ __device__ __forceinline__ void Store(const Product& p, const Sums<Tile>& sums, 
   }
 }
 
+// Adds the sums of all blocks of the cluster, pools, and requantizes: a block does its share of the
+// tile's rows.
+template <class Tile>
+__device__ __forceinline__ void StoreShare(const Product& p, int rank, int first_row, int first_col,
+                                           const int32_t* sums) {
+  constexpr int kQuads = Tile::kCols / 4;
+  const int positions = p.pool * p.pool, share = Tile::kRows / p.splits;
+  for (int id = (int)threadIdx.x; id < share / positions * kQuads; id += kProductThreads) {
+    const int local = rank * share + id / kQuads * positions, quad = id % kQuads * 4;
+    const int col = first_col + quad, row = first_row + local;
+    if (row >= p.rows || col >= p.cols) continue;
+    int32_t largest[4];
+    for (int position = 0; position < positions; position++) {
+      int32_t sum[4] = {};
+      const int32_t* from = sums + (local + position) * Tile::kCols + quad;
+#pragma unroll 4
+      for (int peer = 0; peer < p.splits; peer++) {
+        const Sixteen part = *(const Sixteen*)OfPeer((const float*)from, peer);
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[e] += (int32_t)part.words[e];
+      }
+#pragma unroll
+      for (int e = 0; e < 4; e++) largest[e] = position ? max(largest[e], sum[e]) : sum[e];
+    }
+    StoreFour(p, (int64_t)(row / p.by_pool) * p.cols + col, col, largest);
+  }
+}
+
 template <class Tile, bool kAligned>
 __global__ void __launch_bounds__(kProductThreads) ProductKernel(const Product p) {
   uint32_t* shared = DynamicShared<uint32_t>();
-  const int tile = blockIdx.x, down = tile / p.by_col_tiles;
-  const int first_row = down * Tile::kRows;
+  const int tile = (int)blockIdx.x / p.by_splits, rank = (int)blockIdx.x - tile * p.splits;
+  const int down = tile / p.by_col_tiles, first_row = down * Tile::kRows;
   const int first_col = (tile - down * (int)p.by_col_tiles.value) * Tile::kCols;
   const Windows<Tile::kRows, kAligned> windows(p, first_row);
-  const int steps = (p.depth + kStep - 1) / kStep;
-  const auto load = [&](int step) {
-    uint32_t* stage = shared + step % kStages * Tile::kStageWords;
-    if (step < steps) {
-      windows.Load(stage, step * kStep);
-      LoadWeights<Tile::kCols>(p, stage + Tile::kRows * kStep / 4, first_col, step * kStep);
-    }
+  const int begin = rank * p.slice;
+  const int end = min(begin + p.slice, (p.depth + kStep - 1) / kStep);
+  const auto stage = [&](int step) {
+    return shared + (step - begin) % kStages * Tile::kStageWords;
+  };
+  const auto load_weights = [&](int step) {
+    if (step < end)
+      LoadWeights<Tile::kCols>(p, stage(step) + Tile::kRows * kStep / 4, first_col, step * kStep);
+  };
+  const auto load_rows = [&](int step) {
+    if (step < end) windows.Load(stage(step), step * kStep);
     CloseCopies();
   };
-  Sums<Tile> sums = {};
+  if (p.weights_ready)
 #pragma unroll
-  for (int step = 0; step < kStages - 1; step++) load(step);
-  for (int step = 0; step < steps; step++) {
+    for (int step = 0; step < kStages - 1; step++) load_weights(begin + step);
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
+#pragma unroll
+  for (int step = 0; step < kStages - 1; step++) {
+    if (!p.weights_ready) load_weights(begin + step);
+    load_rows(begin + step);
+  }
+  Sums<Tile> sums = {};
+  for (int step = begin; step < end; step++) {
     WaitForCopies<kStages - 2>();
     __syncthreads();
-    load(step + kStages - 1);
-    const uint32_t* stage = shared + step % kStages * Tile::kStageWords;
-    MultiplyStage<Tile>(stage, stage + Tile::kRows * kStep / 4, sums);
+    load_weights(step + kStages - 1);
+    load_rows(step + kStages - 1);
+    const uint32_t* ready = stage(step);
+    MultiplyStage<Tile>(ready, ready + Tile::kRows * kStep / 4, sums);
   }
-  Store<Tile>(p, sums, first_row, first_col, (uint8_t*)shared);
+  WaitForCopies<0>();
+  if (!p.IsShared()) return Store<Tile>(p, sums, first_row, first_col, (uint8_t*)shared);
+  __syncthreads();  // the panels have been read
+  ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
+    ((int32_t*)shared)[row * Tile::kCols + col] = sum;
+  });
+  __syncthreads();
+  if (p.splits > 1) MeetCluster();
+  StoreShare<Tile>(p, rank, first_row, first_col, (const int32_t*)shared);
+  if (p.splits > 1) LeaveCluster();
 }
 
 // ---- launchers ----
 
+// Slices of K: as many as give every multiprocessor a block, a power of 2.
+int64_t SplitsOf(const Product& p, int64_t tiles, int device) {
+  if (ComputeMajor(device) < 9) return 1;
+  const int64_t steps = CeilDiv(p.depth, kStep), most = std::min<int64_t>(steps, kMostSplits);
+  int64_t splits = 1;
+  while (2 * splits <= most && 2 * splits * tiles <= 2 * Multiprocessors(device)) splits *= 2;
+  return splits;
+}
+
 template <class Tile, bool kAligned>
-void LaunchTiles(const char* op, Product p, DLStream stream) {
+void LaunchTiles(const char* op, Product p, int device, DLStream stream) {
   const int64_t across = CeilDiv(p.cols, Tile::kCols), down = CeilDiv(p.rows, Tile::kRows);
+  const int64_t splits = SplitsOf(p, across * down, device);
   p.by_col_tiles = Divisor(across);
-  Launch(op, ProductKernel<Tile, kAligned>, (unsigned)(across * down), kProductThreads,
-         Tile::kNbytes, stream, p);
+  p.by_pool = Divisor(p.pool * p.pool);
+  p.splits = (int)splits;
+  p.by_splits = Divisor(splits);
+  p.slice = (int)CeilDiv(CeilDiv(p.depth, kStep), splits);
+  p.weights_ready = InputsAreReady(1, 1);
+  LaunchBeside(op, ProductKernel<Tile, kAligned>, (unsigned)(across * down * splits),
+               (unsigned)splits, kProductThreads, Tile::kNbytes, stream, p);
 }
 
 // Checks the operands of a product of windows, whose fields about images are set, and launches it.
@@ -282,7 +417,8 @@ void Multiply(const char* op, Product p, const DLArray* w, const DLArray* bias,
     Fail("%s: weights %s do not take %ld inputs to %s", op, ShapeText(w).c_str(), (long)p.depth,
          ShapeText(y).c_str());
   if (!n || !Numel(y)) return;
-  if (Numel(y) / n > INT32_MAX / 2 || n > INT32_MAX / 2)
+  p.pool = std::max(p.pool, 1);
+  if (Numel(y) / n > INT32_MAX / 2 / (p.pool * p.pool) || n > INT32_MAX / 2)
     Fail("%s: %s has too many rows or columns", op, ShapeText(y).c_str());
   const bool floats = y->dtype == DL_FLOAT32;
   p.w = In<uint8_t>(op, w);
@@ -290,7 +426,7 @@ void Multiply(const char* op, Product p, const DLArray* w, const DLArray* bias,
   p.multiplier = In(op, multiplier);
   p.bytes = floats ? nullptr : Out<uint8_t>(op, y);
   p.floats = floats ? Out(op, y) : nullptr;
-  p.rows = (int)(Numel(y) / n);
+  p.rows = (int)(Numel(y) / n) * p.pool * p.pool;
   p.cols = (int)n;
   p.quads = (int)quads;
   p.panels = (int)panels;
@@ -298,14 +434,15 @@ void Multiply(const char* op, Product p, const DLArray* w, const DLArray* bias,
   p.low = (int)low;
   p.high = (int)high;
   p.aligned_out = n % 16 == 0 && Aligned16(y->data);
-  const bool aligned = p.channels % 16 == 0 && Aligned16(p.x);
+  const bool aligned = !p.images && p.channels % 16 == 0 && Aligned16(p.x);
   const int64_t tiles = CeilDiv(n, Large::kCols) * CeilDiv(p.rows, Large::kRows);
+  const int device = y->ctx.device_id;
   if (!aligned)
-    LaunchTiles<Small, false>(op, p, stream);
-  else if (tiles < Multiprocessors(y->ctx.device_id))
-    LaunchTiles<Small, true>(op, p, stream);
+    LaunchTiles<Small, false>(op, p, device, stream);
+  else if (tiles < Multiprocessors(device))
+    LaunchTiles<Small, true>(op, p, device, stream);
   else
-    LaunchTiles<Large, true>(op, p, stream);
+    LaunchTiles<Large, true>(op, p, device, stream);
 }
 
 void QuantizedMatMul(const DLArray* x, const DLArray* w, const DLArray* bias,
@@ -324,41 +461,86 @@ void QuantizedMatMul(const DLArray* x, const DLArray* w, const DLArray* bias,
   Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
 }
 
-void QuantizedConv2d(const DLArray* x, const DLArray* w, const DLArray* bias,
-                     const DLArray* multiplier, Struct<WindowOptions> windows, int64_t pad,
-                     int64_t zero, int64_t low, int64_t high, DLArray* y, DLStream stream) {
-  const char* op = "quantized_conv2d";
-  Enter(op, y, x, w, bias, multiplier);
+// A product of the windows of images x, (N, H, W, C) or with `channels_first` (N, C, H, W), to y (N,
+// H, W, C), or to windows of pool x pool of it.
+Product ConvProduct(const char* op, const DLArray* x, bool channels_first, const DLArray* y,
+                    const WindowOptions& windows, int64_t pool, int64_t pad) {
   CheckNchw(op, x);
   CheckNchw(op, y);
-  const int64_t *in = x->shape, *out = y->shape;
-  const HW size = windows->size, dilation = windows->dilation;
+  const int64_t *of_x = x->shape, *out = y->shape;
+  const int64_t in[4] = {of_x[0], of_x[channels_first ? 2 : 1], of_x[channels_first ? 3 : 2],
+                         of_x[channels_first ? 1 : 3]};
+  const HW size = windows.size, dilation = windows.dilation;
   const int64_t depth = size.h * size.w * in[3];
   if (size.h < 1 || size.w < 1 || dilation.h < 1 || dilation.w < 1 || in[0] != out[0] ||
       Numel(x) > INT32_MAX || depth > INT32_MAX / 2)
     Fail("%s: windows do not take %s to %s", op, ShapeText(x).c_str(), ShapeText(y).c_str());
   const HW reach{in[1] + size.h * dilation.h, in[2] + size.w * dilation.w};
-  CheckAttributes(op, windows->stride, windows->before, reach, {out[1], out[2]});
+  CheckAttributes(op, windows.stride, windows.before, reach, {out[1] * pool, out[2] * pool});
   Product p = {};
-  p.x = In<uint8_t>(op, x);
   p.in_h = (int)in[1];
   p.in_w = (int)in[2];
   p.channels = (int)in[3];
   p.depth = (int)depth;
-  p.stride_h = (int)windows->stride.h;
-  p.stride_w = (int)windows->stride.w;
-  p.pad_h = (int)windows->before.h;
-  p.pad_w = (int)windows->before.w;
+  p.stride_h = (int)windows.stride.h;
+  p.stride_w = (int)windows.stride.w;
+  p.pad_h = (int)windows.before.h;
+  p.pad_w = (int)windows.before.w;
   p.dilation_h = (int)dilation.h;
   p.dilation_w = (int)dilation.w;
+  p.pool = (int)pool;
   p.pad = (unsigned)(pad & 255) * 0x01010101u;
   p.by_channels = Divisor(std::max<int64_t>(in[3], 1));
   p.by_window_w = Divisor(size.w);
   p.by_positions = Divisor(std::max<int64_t>(out[1] * out[2], 1));
   p.by_width = Divisor(std::max<int64_t>(out[2], 1));
+  return p;
+}
+
+void QuantizedConv2d(const DLArray* x, const DLArray* w, const DLArray* bias,
+                     const DLArray* multiplier, Struct<WindowOptions> windows, int64_t pad,
+                     int64_t zero, int64_t low, int64_t high, DLArray* y, DLStream stream) {
+  const char* op = "quantized_conv2d";
+  Enter(op, y, x, w, bias, multiplier);
+  Product p = ConvProduct(op, x, false, y, *windows, 1, pad);
+  p.x = In<uint8_t>(op, x);
   Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
 }
 
+// residual: none or one of y's shape; quantization: none, or the unit and the origin of x, which is
+// float32 and (N, C, H, W) then, as quantize has them. y are the largest of windows of pool x pool, or, with pool 1,
+// all results.
+void QuantizedConv2dFused(const DLArray* x, const DLArray* w, const DLArray* bias,
+                          const DLArray* multiplier, const DLArrayList* quantization,
+                          const DLArrayList* residual, Struct<WindowOptions> windows, int64_t pad,
+                          int64_t zero, int64_t low, int64_t high, int64_t pool, float scale_a,
+                          float scale_b, float offset, int64_t sum_low, DLArray* y,
+                          DLStream stream) {
+  const char* op = "quantized_conv2d_fused";
+  Enter(op, y, x, w, bias, multiplier);
+  if (pool < 1 || pool > kMostPool || (pool > 1 && residual->count) || residual->count > 1)
+    Fail("%s: windows of 1 or %d, or one sum, may follow", op, kMostPool);
+  Product p = ConvProduct(op, x, quantization->count > 0, y, *windows, pool, pad);
+  if (quantization->count) {
+    if (quantization->count != 2 || Numel(quantization->arrays[0]) != 1 ||
+        Numel(quantization->arrays[1]) != 1)
+      Fail("%s: expected one unit and one origin", op);
+    Enter(op, y, quantization->arrays[0], quantization->arrays[1]);
+    p.images = In(op, x);
+    p.unit = In(op, quantization->arrays[0]);
+    p.origin = In<uint8_t>(op, quantization->arrays[1]);
+  } else {
+    p.x = In<uint8_t>(op, x);
+  }
+  if (residual->count) {
+    Enter(op, y, residual->arrays[0]);
+    CheckSameShape(op, residual->arrays[0], y);
+    p.residual = {In<uint8_t>(op, residual->arrays[0]), scale_a, scale_b, offset, (float)sum_low};
+  }
+  Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
+}
+
+DLSYS_KERNEL(cuda, quantized_conv2d_fused, QuantizedConv2dFused);
 DLSYS_KERNEL(cuda, quantized_matmul, QuantizedMatMul);
 DLSYS_KERNEL(cuda, quantized_conv2d, QuantizedConv2d);
 
