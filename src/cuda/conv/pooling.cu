@@ -6,8 +6,8 @@
 // order, so there are no atomics and the order of summation is fixed.
 #include <algorithm>
 
+#include "cuda/runtime/beside.cuh"
 #include "cuda/runtime/divisor.cuh"
-#include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/widened.cuh"
 #include "math/conv_geometry.h"
 
@@ -88,6 +88,8 @@ __device__ __forceinline__ Position PositionOf(Index k, const Extents& of) {
 template <class Index>
 __global__ void MaxPoolKernel(const Windows p, const float* x, float* y, int32_t* argmax,
                               int64_t numel) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
     const Position position = PositionOf((Index)k, p.out);
     const float* image = x + position.nc * p.InSize();
@@ -113,6 +115,8 @@ __global__ void MaxPoolKernel(const Windows p, const float* x, float* y, int32_t
 template <class Index>
 __global__ void DilatedMaxPoolKernel(const Windows p, const float* x, float* y, int32_t* argmax,
                                      int64_t numel) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
     const Position position = PositionOf((Index)k, p.out);
     const float* image = x + position.nc * p.InSize();
@@ -282,8 +286,8 @@ void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, Struct<WindowOptio
   auto kernel = Fits32(numel) ? MaxPoolKernel<unsigned> : MaxPoolKernel<int64_t>;
   if (p.Dilated())
     kernel = Fits32(numel) ? DilatedMaxPoolKernel<unsigned> : DilatedMaxPoolKernel<int64_t>;
-  Launch(op, kernel, Blocks(numel), kThreads, 0, stream, WindowsOf(p), In(op, x), Out(op, y),
-         Indices(op, argmax), numel);
+  LaunchBeside(op, kernel, Blocks(numel), 1, kThreads, 0, stream, WindowsOf(p), In(op, x),
+               Out(op, y), Indices(op, argmax), numel);
 }
 
 void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx,
