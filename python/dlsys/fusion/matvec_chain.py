@@ -16,7 +16,6 @@ from ..passes.pipeline import Options, Pass
 from ..runtime.interface import interface
 from ..runtime.target import Target
 from .body import Body, Fused, close
-from .matvec import matvec_op
 from .rewrite import Graph, exchange
 
 _MOST = 4  # layers
@@ -63,7 +62,7 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
 
 def _is_layer(node: Node) -> bool:
     attrs = node.attrs
-    return node.op is matvec_op and attrs["biased"] and not attrs["normalizes"] | attrs["adds"]
+    return node.op.kernel == "matvec" and attrs["biased"] and not attrs["normalizes"] | attrs["adds"]
 
 
 def _chain(graph: Graph, first: Node, target: Target) -> list[Node]:
