@@ -1,10 +1,11 @@
 // matvec_chain: the linear layers at a network's end for a few rows, in one launch: y = f_L(... f_1(x
 // W_1ᵀ + b_1) ... W_Lᵀ + b_L) for rows x (m, k), m <= 4, and weights (n, k) in float32, each n the
-// next k. One cluster of blocks makes each layer, a block every eighth output, and reads the outputs
-// of the others through distributed shared memory. The weights of all layers come to shared memory
-// (cp.async), before the predecessor on the stream has ended where it does not write them. Row-major,
-// contiguous, y overlaps nothing that is read; every k is a multiple of 4. A warp sums an output in
-// a fixed order. Latency limits it.
+// next k. One cluster of blocks makes them: a block makes every eighth output of a large layer, and
+// its first block all outputs of a small one behind that, which takes less than another exchange. A
+// block that needs the outputs of others reads them from distributed shared memory. The weights of
+// all layers come to shared memory (cp.async), before the predecessor on the stream has ended where
+// it does not write them. Row-major, contiguous, y overlaps nothing that is read; every k is a
+// multiple of 4. A warp sums an output in a fixed order. Latency limits it.
 #include <algorithm>
 
 #include "cuda/gemm/epilogue.cuh"
@@ -18,12 +19,14 @@ namespace {
 constexpr int kMostLayers = 4, kMostRows = 4, kCluster = 8;
 constexpr int kChainThreads = 512, kChainWarps = kChainThreads / 32;
 constexpr int64_t kMostShared = 48 << 10;  // floats
+constexpr int64_t kSmall = 16 << 10;       // weights of a layer that one block makes
 constexpr int kCodeBits = 8;               // of an activation
 
 // Where it keeps its weights, and what it writes, in shared memory.
 struct Layer {
   const float *w, *bias;
   int n, k, activation, weights_at, outputs_at;
+  int owners;  // the blocks that have outputs: output o is that of block o % owners
 };
 
 struct Chain {
@@ -34,20 +37,21 @@ struct Chain {
   Layer layer[kMostLayers];
 };
 
-__device__ __forceinline__ int OwnOutputs(const Layer& l, int rank) {
-  return (l.n - rank + kCluster - 1) / kCluster;
+__device__ __forceinline__ int Rank() { return (int)blockIdx.x % kCluster; }
+
+__device__ __forceinline__ int OwnOutputs(const Layer& l) {
+  return Rank() < l.owners ? (l.n - Rank() + l.owners - 1) / l.owners : 0;
 }
 
 // Begins to copy the weights of this block's outputs.
 __device__ __forceinline__ void LoadWeights(const Chain& c, float* shared) {
-  const int rank = (int)blockIdx.x % kCluster;
   for (int q = 0; q < c.layers; q++) {
     const Layer& l = c.layer[q];
-    const int quads = l.k / 4, count = OwnOutputs(l, rank) * quads;
+    const int quads = l.k / 4, count = OwnOutputs(l) * quads;
     for (int id = (int)threadIdx.x; id < count; id += kChainThreads) {
       const int row = id / quads, at = (id - row * quads) * 4;
       CopyAsync16(shared + l.weights_at + row * l.k + at,
-                  l.w + (int64_t)(rank + row * kCluster) * l.k + at, true);
+                  l.w + (int64_t)(Rank() + row * l.owners) * l.k + at, true);
     }
     CloseCopies();
   }
@@ -57,11 +61,10 @@ __device__ __forceinline__ void LoadWeights(const Chain& c, float* shared) {
 // shared memory.
 __device__ __forceinline__ void RunLayer(const Chain& c, const Layer& l, const float* input,
                                          float* shared, bool last) {
-  const int rank = (int)blockIdx.x % kCluster, lane = (int)threadIdx.x % 32;
-  const int count = OwnOutputs(l, rank);
+  const int lane = (int)threadIdx.x % 32, count = OwnOutputs(l);
   for (int own = (int)threadIdx.x / 32; own < count; own += kChainWarps) {
     const float* w = shared + l.weights_at + own * l.k;
-    const int output = rank + own * kCluster;
+    const int output = Rank() + own * l.owners;
     const float bias = l.bias[output];
     float sums[kMostRows] = {};
     for (int k = lane * 4; k < l.k; k += 128) {
@@ -103,10 +106,13 @@ __global__ void __launch_bounds__(kChainThreads) MatvecChainKernel(const Chain c
     const bool last = q + 1 == c.layers;
     RunLayer(c, l, input, shared, last);
     if (last) break;
-    MeetCluster();  // so that all outputs are there, and the input has been read
+    // All outputs are there, and the input has been read.
+    const int next = c.layer[q + 1].owners;
+    l.owners > 1 || next > 1 ? MeetCluster() : __syncthreads();
+    if (Rank() >= next) continue;
     for (int k = (int)threadIdx.x; k < c.m * l.n; k += kChainThreads) {
       const int row = k / l.n, output = k - row * l.n;
-      input[k] = *OfPeer(shared + l.outputs_at + output / kCluster * c.m + row, output % kCluster);
+      input[k] = *OfPeer(shared + l.outputs_at + output / l.owners * c.m + row, output % l.owners);
     }
     __syncthreads();
   }
@@ -124,10 +130,11 @@ int64_t LayOut(int64_t m, int64_t k, const DLArrayList* weights, Chain* c) {
   for (int q = 0; q < c->layers; q++) {
     const DLArray* w = weights->arrays[q];
     if (w->ndim != 2 || w->shape[1] != k || k < 4 || k % 4 || w->shape[0] < 1) return 0;
-    const int64_t n = w->shape[0], own = CeilDiv(n, kCluster);
+    const int64_t n = w->shape[0], owners = q > 0 && n * k <= kSmall ? 1 : kCluster;
+    const int64_t own = CeilDiv(n, owners);
     if (own * k > kMostShared || m * n > kMostShared) return 0;
     Layer& l = c->layer[q];
-    l.n = (int)n, l.k = (int)k, l.weights_at = (int)at;
+    l.n = (int)n, l.k = (int)k, l.owners = (int)owners, l.weights_at = (int)at;
     l.outputs_at = (int)(at + own * k);
     at += own * k + RoundUp(own * m, 4);
     longest = std::max(longest, k);

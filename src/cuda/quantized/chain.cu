@@ -1,6 +1,7 @@
 // quantized_matmul_chain: the quantized linear layers at a network's end for a few rows, in one
-// launch, with the bits of quantized_matmul. One cluster of blocks makes each layer, a block every
-// eighth panel of 16 outputs, and reads the outputs of the others through distributed shared memory.
+// launch, with the bits of quantized_matmul. One cluster of blocks makes them: a block makes every
+// eighth panel of 16 outputs of a large layer, and its first block all of a small one behind that,
+// as gemm/matvec_chain.cu does; outputs of others are read from distributed shared memory.
 // The weights of all layers come to shared memory (cp.async), before the predecessor on the stream
 // has ended where it does not write them. Warps share a panel: half of its columns and a part of the
 // inputs each, by mma of bytes, of whose sixteen rows at most eight are used. Latency limits it.
@@ -20,6 +21,7 @@ constexpr int kParts = kThreads / 32 / 2;       // of the inputs, among warps
 constexpr int kStepQuads = 8;                   // of an mma
 constexpr int kSums = kParts * kMostRows * kPanel;
 constexpr int64_t kMostShared = 48 << 10;       // words
+constexpr int64_t kSmall = 4 << 10;             // words of the weights of a layer of one block
 
 // Where it keeps its weights, and what it writes, in shared memory, in words.
 struct Layer {
@@ -27,9 +29,10 @@ struct Layer {
   const int32_t* bias;
   const float* multiplier;
   int n, k, quads, panels, zero, low, high, weights_at, outputs_at;
+  int owners;  // the blocks that have panels: panel p is that of block p % owners
 
   __device__ __forceinline__ int OwnPanels(int rank) const {
-    return (panels - rank + kCluster - 1) / kCluster;
+    return rank < owners ? (panels - rank + owners - 1) / owners : 0;
   }
 };
 
@@ -51,7 +54,7 @@ __device__ __forceinline__ void LoadWeights(const Chain& c, uint32_t* shared) {
     const int of_panel = l.quads * kPanel / 4;  // copies of 16 bytes
     for (int id = (int)threadIdx.x; id < l.OwnPanels(Rank()) * of_panel; id += kThreads) {
       const int own = id / of_panel, at = id - own * of_panel;
-      const int64_t panel = Rank() + own * kCluster;
+      const int64_t panel = Rank() + own * l.owners;
       CopyAsync16((float*)(shared + l.weights_at + id * 4),
                   (const float*)(l.w + (panel * of_panel + at) * 16), true);
     }
@@ -125,18 +128,21 @@ __global__ void __launch_bounds__(kThreads) QuantizedChainKernel(const Chain c) 
     for (int own = 0; own < l.OwnPanels(Rank()); own++) {
       MultiplyPanel(c, l, input, shared + l.weights_at + own * l.quads * kPanel, sums);
       __syncthreads();
-      FinishPanel(c, l, sums, Rank() + own * kCluster,
+      FinishPanel(c, l, sums, Rank() + own * l.owners,
                   last ? nullptr : shared + l.outputs_at + own * kPanel * c.m);
       __syncthreads();
     }
     if (last) break;
-    MeetCluster();  // so that all outputs are there, and the input has been read
+    // All outputs are there, and the input has been read.
+    const int next = c.layer[q + 1].owners;
+    l.owners > 1 || next > 1 ? MeetCluster() : __syncthreads();
+    if (Rank() >= next) continue;
     for (int id = (int)threadIdx.x; id < c.m * l.n; id += kThreads) {
       const int row = id / l.n, output = id - row * l.n, panel = output / kPanel;
       const uint32_t* from = shared + l.outputs_at +
-                             (panel / kCluster * kPanel + output % kPanel) * c.m + row;
+                             (panel / l.owners * kPanel + output % kPanel) * c.m + row;
       *InInput(c, input, row, output) =
-          (uint8_t)*(const uint32_t*)OfPeer((const float*)from, panel % kCluster);
+          (uint8_t)*(const uint32_t*)OfPeer((const float*)from, panel % l.owners);
     }
     __syncthreads();
   }
@@ -159,12 +165,13 @@ int64_t LayOut(int64_t m, int64_t k, const DLArrayList* weights, const DLArrayLi
     const DLArray *w = weights->arrays[q], *bias = biases->arrays[q];
     const int64_t n = bias->ndim == 1 ? bias->shape[0] : 0;
     const int64_t panels = CeilDiv(n, kPanel), quads = CeilDiv(k, kQuad);
-    const int64_t own = CeilDiv(panels, kCluster);
+    const int64_t owners = q > 0 && panels * quads * kPanel <= kSmall ? 1 : kCluster;
+    const int64_t own = CeilDiv(panels, owners);
     if (n < 1 || k < 1 || w->ndim != 3 || w->shape[0] != panels || w->shape[1] != quads ||
         w->shape[2] != kPanel * kQuad || own * quads * kPanel > kMostShared || n > kMostShared)
       return 0;
     Layer& l = c->layer[q];
-    l.n = (int)n, l.k = (int)k, l.panels = (int)panels, l.quads = (int)quads;
+    l.n = (int)n, l.k = (int)k, l.owners = (int)owners, l.panels = (int)panels, l.quads = (int)quads;
     l.weights_at = (int)at;
     l.outputs_at = (int)(at + own * quads * kPanel);
     at += own * kPanel * (quads + m);

@@ -103,8 +103,16 @@ __global__ void AddKernel(const Sum sum, const uint8_t* a, const uint8_t* b, uin
 struct Pooling {
   int in_h, in_w, window_h, window_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int vectors;  // of channels
-  Divisor by_vectors, by_w, by_h;
+  Divisor by_vectors, by_w, by_h, by_window_w;
 };
+
+// Byte by byte.
+__device__ __forceinline__ uint32_t LargerBytes(uint32_t a, uint32_t b) {
+  uint32_t larger = 0;
+#pragma unroll
+  for (int e = 0; e < 32; e += 8) larger |= max(a >> e & 255, b >> e & 255) << e;
+  return larger;
+}
 
 template <int kVector>
 __global__ void MaxPoolKernel(const Pooling p, const uint8_t* x, uint8_t* y, int64_t items) {
@@ -129,6 +137,36 @@ __global__ void MaxPoolKernel(const Pooling p, const uint8_t* x, uint8_t* y, int
       }
     }
     ((Bytes<kVector>*)y)[k] = largest;
+  }
+}
+
+constexpr int kPoolLanes = 8;  // threads of a large window
+
+// Of large windows, by several threads each, over words of four channels.
+__global__ void LargeMaxPoolKernel(const Pooling p, const uint8_t* x, uint8_t* y, int64_t items) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
+  const int lane = (int)threadIdx.x % kPoolLanes, size = p.window_h * p.window_w;
+  for (int64_t k = FirstItem() / kPoolLanes; k < RoundUp(items, 32 / kPoolLanes);
+       k += ItemStep() / kPoolLanes) {
+    const int item = (int)min(k, items - 1), position = item / p.by_vectors;
+    const int line = position / p.by_w, image = line / p.by_h;
+    const int top = (line - image * (int)p.by_h.value) * p.stride_h - p.pad_h;
+    const int left = (position - line * (int)p.by_w.value) * p.stride_w - p.pad_w;
+    const uint32_t* from = (const uint32_t*)x + (int64_t)image * p.in_h * p.in_w * p.vectors +
+                           (item - position * p.vectors);
+    uint32_t largest = 0;
+#pragma unroll 4
+    for (int at = lane; at < size; at += kPoolLanes) {
+      const int i = at / p.by_window_w, j = at - i * p.window_w;
+      const int h = top + i * p.dilation_h, w = left + j * p.dilation_w;
+      const bool inside = (unsigned)h < (unsigned)p.in_h && (unsigned)w < (unsigned)p.in_w;
+      largest = LargerBytes(largest, inside ? from[(int64_t)(h * p.in_w + w) * p.vectors] : 0);
+    }
+#pragma unroll
+    for (int to = kPoolLanes / 2; to > 0; to /= 2)
+      largest = LargerBytes(largest, __shfl_xor_sync(~0u, largest, to));
+    if (lane == 0 && k < items) ((uint32_t*)y)[k] = largest;
   }
 }
 
@@ -220,7 +258,12 @@ void QuantizedMaxPool(const DLArray* x, Struct<WindowOptions> windows, DLArray* 
                   (int)vectors,
                   Divisor(std::max<int64_t>(vectors, 1)),
                   Divisor(std::max<int64_t>(out[2], 1)),
-                  Divisor(std::max<int64_t>(out[1], 1))};
+                  Divisor(std::max<int64_t>(out[1], 1)),
+                  Divisor(size.w)};
+  constexpr int64_t kLarge = 2 * kPoolLanes;  // elements of a window
+  if (fours && size.h * size.w >= kLarge)
+    return LaunchBeside(op, LargeMaxPoolKernel, Blocks(items * kPoolLanes), 1, kThreads, 0, stream,
+                        p, from, to, items);
   LaunchBeside(op, fours ? MaxPoolKernel<4> : MaxPoolKernel<1>, Blocks(items), 1, kThreads, 0, stream, p,
          from, to, items);
 }

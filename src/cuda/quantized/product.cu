@@ -34,6 +34,7 @@ constexpr int kChunks = kStep / 16;   // copies of a row
 constexpr int kRowsOfPass = kProductThreads / kChunks;
 constexpr int kMostSplits = 8;  // blocks of a portable cluster
 constexpr int kMostPool = 2;    // positions along a side of a window that is pooled
+constexpr int kMostPlaces = 8 * kStep;  // of K that is gathered, in a block's table
 
 struct alignas(16) Sixteen {  // bytes, that are moved together
   uint32_t words[4];
@@ -103,75 +104,96 @@ __device__ __forceinline__ int InWeights(int col, int quad) {
   return (col / kPanel * (kStep / kQuad) + quad) * kPanel + (col % kPanel ^ (quad >> 1 & 1) * 8);
 }
 
-// The rows of a tile: windows, gathered from the images.
+// Where an input of a window lies, beside its corner: `at` is the distance in the array.
+struct Place {
+  int at, h, w;
+};
+
+// The rows of a tile: windows, gathered from the images, 16 bytes at a time or one by one.
 template <int kRows, bool kAligned>
 class Windows {
  public:
-  __device__ Windows(const Product& p, int first) : p_(p) {
+  // places: those of the K of this block from `from` on, where there is room for them, or null.
+  __device__ Windows(const Product& p, int first, const Place* places, int from)
+      : p_(p), places_(places), from_(from) {
 #pragma unroll
     for (int q = 0; q < kPasses; q++) {
       const int row = first + Row(q);
       const Corner corner = CornerOf(p, row);
-      h_[q] = row < p.rows ? corner.h : -(1 << 30);
+      h_[q] = row < p.rows ? corner.h : kNowhere;
       w_[q] = corner.w;
-      line_[q] = corner.image * p.in_h;
+      at_[q] = At(corner.image, corner.h, corner.w, 0);
     }
   }
 
   __device__ __forceinline__ void Load(uint32_t* panel, int k0) const {
     const int k = k0 + Chunk() * 16;
-    const Offset offset = OffsetOf(k);
+    const Place place = kAligned ? PlaceOf(p_, k) : Place{};
 #pragma unroll
     for (int q = 0; q < kPasses; q++) {
       uint32_t* to = panel + InRows(Row(q), Chunk(), 0);
-      const int64_t from = kAligned ? At(q, offset, k) : kNowhere;
-      if (from != kNowhere) {
-        CopyAsync16((float*)to, (const float*)(p_.x + from), true);
-      } else {
-        Sixteen made = {{p_.pad, p_.pad, p_.pad, p_.pad}};
-        if constexpr (!kAligned) {
-#pragma unroll
-          for (int e = 0; e < 16; e++) {
-            const int64_t one = At(q, OffsetOf(k + e), k + e);
-            const unsigned byte = one == kNowhere ? p_.pad & 255 : ByteAt(one);
-            made.words[e / 4] = (made.words[e / 4] & ~(255u << e % 4 * 8)) | byte << e % 4 * 8;
-          }
-        }
-        *(Sixteen*)to = made;
+      if (kAligned && IsInside(q, place)) {
+        CopyAsync16((float*)to, (const float*)(p_.x + at_[q] + place.at), true);
+        continue;
       }
+      Sixteen made = {{p_.pad, p_.pad, p_.pad, p_.pad}};
+      if (!kAligned) Gather(q, k, made);
+      *(Sixteen*)to = made;
     }
+  }
+
+  static __device__ __forceinline__ Place PlaceOf(const Product& p, int k) {
+    const int offset = k / p.by_channels, c = k - offset * p.channels;
+    const int i = offset / p.by_window_w, j = offset - i * (int)p.by_window_w.value;
+    const int h = i * p.dilation_h, w = j * p.dilation_w;
+    const int at = !kAligned && p.images ? (c * p.in_h + h) * p.in_w + w
+                                         : (h * p.in_w + w) * p.channels + c;
+    return {k < p.depth ? at : 0, k < p.depth ? h : kNowhere, w};
   }
 
  private:
   static constexpr int kPasses = kRows / kRowsOfPass;
-  static constexpr int64_t kNowhere = -1;
-  struct Offset {
-    int h, w, c;
-  };
+  static constexpr int kNowhere = -(1 << 30);  // a line that is in no image
   __device__ static __forceinline__ int Chunk() { return (int)threadIdx.x % kChunks; }
   __device__ static __forceinline__ int Row(int q) {
     return (int)threadIdx.x / kChunks + q * kRowsOfPass;
   }
-  __device__ __forceinline__ Offset OffsetOf(int k) const {
-    const int offset = k / p_.by_channels, i = offset / p_.by_window_w;
-    return {i * p_.dilation_h, (offset - i * (int)p_.by_window_w.value) * p_.dilation_w,
-            k - offset * p_.channels};
+  __device__ __forceinline__ int64_t At(int image, int h, int w, int c) const {
+    const int64_t line = (int64_t)image * p_.in_h * (!kAligned && p_.images ? p_.channels : 1) + h;
+    return !kAligned && p_.images ? line * p_.in_w + w : (line * p_.in_w + w) * p_.channels + c;
   }
-  __device__ __forceinline__ unsigned ByteAt(int64_t at) const {
-    return p_.images ? QuantizedByte(p_.images[at], *p_.unit, *p_.origin) : p_.x[at];
+  __device__ __forceinline__ bool IsInside(int q, const Place& place) const {
+    return (unsigned)(h_[q] + place.h) < (unsigned)p_.in_h &&
+           (unsigned)(w_[q] + place.w) < (unsigned)p_.in_w;
   }
-  // kNowhere where that is padding.
-  __device__ __forceinline__ int64_t At(int q, const Offset& offset, int k) const {
-    const int h = h_[q] + offset.h, w = w_[q] + offset.w;
-    const bool inside = (unsigned)h < (unsigned)p_.in_h && (unsigned)w < (unsigned)p_.in_w;
-    if (!inside || k >= p_.depth) return kNowhere;
-    if (!kAligned && p_.images)
-      return ((int64_t)line_[q] * p_.channels + offset.c * p_.in_h + h) * p_.in_w + w;
-    return ((int64_t)(line_[q] + h) * p_.in_w + w) * p_.channels + offset.c;
+
+  // Sixteen bytes from k on: all loads are under way before the first is looked at.
+  __device__ __forceinline__ void Gather(int q, int k, Sixteen& made) const {
+    bool inside[16];
+    unsigned bytes[16];
+    float floats[16];
+#pragma unroll
+    for (int e = 0; e < 16; e++) {
+      const Place place = places_ ? places_[k + e - from_] : PlaceOf(p_, k + e);
+      inside[e] = IsInside(q, place);
+      if (p_.images)
+        floats[e] = inside[e] ? p_.images[at_[q] + place.at] : 0.f;
+      else
+        bytes[e] = inside[e] ? p_.x[at_[q] + place.at] : 0u;
+    }
+    const float unit = p_.images ? *p_.unit : 1.f, origin = p_.images ? *p_.origin : 0.f;
+#pragma unroll
+    for (int e = 0; e < 16; e++) {
+      if (p_.images) bytes[e] = QuantizedByte(floats[e], unit, origin);
+      const unsigned byte = inside[e] ? bytes[e] : p_.pad & 255;
+      made.words[e / 4] = (made.words[e / 4] & ~(255u << e % 4 * 8)) | byte << e % 4 * 8;
+    }
   }
 
   const Product& p_;
-  int h_[kPasses], w_[kPasses], line_[kPasses];
+  const Place* places_;
+  int from_, h_[kPasses], w_[kPasses];
+  int64_t at_[kPasses];  // of the corners
 };
 
 // Copies the weights of a tile's columns; there are zeros behind the last input and panel.
@@ -336,9 +358,16 @@ __global__ void __launch_bounds__(kProductThreads) ProductKernel(const Product p
   const int tile = (int)blockIdx.x / p.by_splits, rank = (int)blockIdx.x - tile * p.splits;
   const int down = tile / p.by_col_tiles, first_row = down * Tile::kRows;
   const int first_col = (tile - down * (int)p.by_col_tiles.value) * Tile::kCols;
-  const Windows<Tile::kRows, kAligned> windows(p, first_row);
+  using Rows = Windows<Tile::kRows, kAligned>;
+  __shared__ Place places[kAligned ? 1 : kMostPlaces];
   const int begin = rank * p.slice;
   const int end = min(begin + p.slice, (p.depth + kStep - 1) / kStep);
+  const int gathered = kAligned ? 0 : (end - begin) * kStep;
+  const bool has_places = !kAligned && gathered <= kMostPlaces;
+  for (int k = threadIdx.x; has_places && k < gathered; k += kProductThreads)
+    places[k] = Rows::PlaceOf(p, begin * kStep + k);
+  if (has_places) __syncthreads();
+  const Rows windows(p, first_row, has_places ? places : nullptr, begin * kStep);
   const auto stage = [&](int step) {
     return shared + (step - begin) % kStages * Tile::kStageWords;
   };
