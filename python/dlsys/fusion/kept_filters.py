@@ -1,5 +1,6 @@
 """Convolutions whose filters do not change keep them in the layout of their kernel: packed for the
-product or transformed for Winograd's tiles by the first run, not by every one.
+product or transformed for Winograd's tiles by the first run, not by every one. A GPU reads filters
+as they lie and keeps none: its kernel serves few images, by several blocks for each sum.
 
 Patterns: a convolution by a Parameter, with or without bias, and behind it an array of the result's
 shape that is added, and relu; whatever is missing is left out. Only programs for inference run this
@@ -21,7 +22,6 @@ from ..graph.spec import FLOAT32, Spec
 from ..ops.conv.convolution import convolution_bias_op, convolution_op
 from ..ops.elementwise import add_op, relu_op
 from ..ops.leaf import constant_op
-from ..ops.matmul import precision_number
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import Target
 from .body import Body, Fused, close
@@ -89,8 +89,8 @@ def _is_fixed(node: Node) -> bool:
 def store_numel(node: Node, target: Target) -> int:
     """The floats that a target keeps of a convolution's filters, 0 where it keeps none."""
     windows, groups, *_ = node.op.scalars(node)
-    arrays, precision = (node.inputs[0].spec, node.inputs[1].spec, node.spec), precision_number(node)
-    return target.workspace("conv2d_store", *arrays, windows, groups, precision) // _FLOAT_NBYTES
+    arrays = node.inputs[0].spec, node.inputs[1].spec, node.spec
+    return target.workspace("conv2d_store", *arrays, windows, groups) // _FLOAT_NBYTES
 
 
 def _layer(graph: Graph, node: Node) -> _Layer:

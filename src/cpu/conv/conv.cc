@@ -129,7 +129,7 @@ int64_t KeptNumel(const ConvAlgorithm& algorithm, const Conv& conv) {
 
 // Its workspace is the size of the store that conv2d_kept takes, none where nothing is kept.
 void Conv2dStore(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
-                 int64_t groups, int64_t) {
+                 int64_t groups) {
   const Conv conv = CheckedConv("conv2d_store", x, f, y, *windows, groups);
   const int64_t numel = Numel(y) && Numel(f) ? KeptNumel(Heuristic(conv), conv) : 0;
   const ScratchArray<float> store(numel ? kHeader + numel : 0);

@@ -438,11 +438,9 @@ void LaunchShape(const char* op, int shape, const KeptTask& t, DLStream stream) 
 
 // Its workspace is the size of the store that conv2d_kept takes, none where that does not serve.
 void Conv2dStore(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
-                 int64_t groups, int64_t precision) {
-  const char* op = "conv2d_store";
-  const Conv conv = CheckedConv(op, x, f, y, *windows, groups);
-  const bool serves = CheckedPrecision(op, precision) == Precision::kFp32 && Numel(y) && Numel(f) &&
-                      Pays(y->ctx, conv);
+                 int64_t groups, DLStream) {
+  const Conv conv = CheckedConv("conv2d_store", x, f, y, *windows, groups);
+  const bool serves = Numel(y) && Numel(f) && Pays(y->ctx, conv);
   const Scratch store(y->ctx, serves ? kStoreNumel * (int64_t)sizeof(float) : 0, nullptr);
 }
 
