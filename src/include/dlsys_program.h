@@ -1,13 +1,13 @@
-// Reads and runs programs that `dlsys.infer(model, ctx=...).save_program(folder, batch)` wrote, in C
-// and without Python: a header alone, over the C ABI of dlsys.h. python/dlsys/inference/save.py has
-// the format.
+// Reads and runs programs that `dlsys.infer(model, ctx=...).save_program(folder, batch)` wrote, in
+// C and without Python: a header alone, over the C ABI of dlsys.h. python/dlsys/inference/save.py
+// has the format.
 //
 //   DLSavedProgram program;
 //   if (DLSavedProgramOpen(&program, "folder")) puts(program.error);
 //
 // Functions return a status, 0 when all went well, and leave what went wrong in `error`. Inputs and
-// outputs are arrays of the program's device. A folder is trusted as a program is: arrays lie inside
-// their blocks, which is checked, but kernels do what the plan says.
+// outputs are arrays of the program's device. A folder is trusted as a program is: arrays lie
+// inside their blocks, which is checked, but kernels do what the plan says.
 #pragma once
 #include <stdarg.h>
 #include <stdio.h>

@@ -62,7 +62,9 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
 
 def _is_layer(node: Node) -> bool:
     attrs = node.attrs
-    return node.op.kernel == "matvec" and attrs["biased"] and not attrs["normalizes"] | attrs["adds"]
+    if node.op.kernel != "matvec":
+        return False
+    return attrs["biased"] and not attrs["normalizes"] and not attrs["adds"]
 
 
 def _chain(graph: Graph, first: Node, target: Target) -> list[Node]:

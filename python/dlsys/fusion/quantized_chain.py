@@ -87,9 +87,7 @@ def _operands(layers: list[Node]) -> list[list[Node]]:
 
 
 def _numbers(layers: list[Node]) -> list[int]:
-    return [
-        sum(layer.attrs[name] << 8 * k for k, layer in enumerate(layers)) for name in _NUMBERS
-    ]
+    return [sum(layer.attrs[name] << 8 * k for k, layer in enumerate(layers)) for name in _NUMBERS]
 
 
 def _made(layers: list[Node]) -> Node:

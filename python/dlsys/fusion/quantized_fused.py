@@ -2,8 +2,8 @@
 otherwise.
 
 Pattern: [quantize, and the change to channels last,] quantized_conv2d [, a sum with another
-quantized tensor, or a max-pool by windows of 2 x 2 that do not overlap]. What is in brackets is left
-out where it is not there or something else reads it. Values between them are never stored.
+quantized tensor, or a max-pool by windows of 2 x 2 that do not overlap]. What is in brackets is
+left out where it is not there or something else reads it. Values between are never stored.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def _quantization(graph: Graph, node: Node) -> Node | None:
 
 def _made(layer: _Layer) -> Node:
     node, last = layer.convolution, layer.last
-    inputs, numbers = list(node.inputs), ()
+    inputs = list(node.inputs)
+    numbers: tuple[float, ...] = ()
     if layer.quantization is not None:
         inputs[0] = layer.quantization.inputs[0]
         inputs += layer.quantization.inputs[1:]

@@ -322,10 +322,10 @@ class Forward {
 
 // ---- few images, with filters in SIMD lanes ----
 
-constexpr int64_t kMostFew = 3;        // images
-constexpr int64_t kWorth = 1 << 19;    // multiplications of a task, below which a thread is not
-constexpr int kWindowsAtOnce = 4;      // whose sums are in registers
-constexpr double kFilledLanes = 0.6;   // the least part of the lanes that have a filter
+constexpr int64_t kMostFew = 3;       // images
+constexpr int64_t kWorth = 1 << 19;   // multiplications of a task, below which a thread is not
+constexpr int kWindowsAtOnce = 4;     // whose sums are in registers
+constexpr double kFilledLanes = 0.6;  // the least part of the lanes that have a filter
 
 // Arguments of a kernel; vectors have one lane per filter.
 struct FilterLanes {
@@ -355,10 +355,9 @@ DLSYS_INLINE void SeveralWindows(const FilterLanes& a, int64_t row, int64_t j) {
       for (int64_t w = 0; w < a.kernel.w; w++, x++, f++) {
         const Vector filter = *f;
         DLSYS_UNROLL
-        for (int n = 0; n < kCount; n++)
-          DLSYS_UNROLL
-          for (int k = 0; k < kPositions; k++)
-            sum[n][k] += filter * x[k / kWindow * a.cols + n * kWindow + k % kWindow];
+        for (int n = 0; n < kCount; n++) DLSYS_UNROLL
+        for (int k = 0; k < kPositions; k++)
+          sum[n][k] += filter * x[k / kWindow * a.cols + n * kWindow + k % kWindow];
       }
     }
   for (int k = 0; k < kPositions; k++)
@@ -425,8 +424,15 @@ class FewImages {
  public:
   FewImages(const ConvPool& p, const float* x, const float* f, const float* bias, bool relu,
             float* y, uint8_t* code)
-      : p_(p), x_(x), f_(f), bias_(bias), relu_(relu), y_(y), code_(code),
-        kernels_(KernelsForFilters(p.conv.o)), width_(kernels_.width),
+      : p_(p),
+        x_(x),
+        f_(f),
+        bias_(bias),
+        relu_(relu),
+        y_(y),
+        code_(code),
+        kernels_(KernelsForFilters(p.conv.o)),
+        width_(kernels_.width),
         groups_(CeilDiv(p.conv.o, width_)) {}
 
   bool Serves() const {
@@ -451,9 +457,7 @@ class FewImages {
   int64_t Windows() const { return Size(p_.out); }
   int64_t PaddedNumel() const { return RoundUp(p_.conv.c * Size(SeenByWindows(p_)), kMostLanes); }
   int64_t SumsNumel() const { return p_.window * p_.window * p_.out.w * width_; }
-  int64_t Numel() const {
-    return PaddedNumel() + (K() + 1 + 2 * Windows()) * width_ + SumsNumel();
-  }
+  int64_t Numel() const { return PaddedNumel() + (K() + 1 + 2 * Windows()) * width_ + SumsNumel(); }
 
   void RunGroup(int64_t image, int64_t group, float* scratch) const {
     const int64_t first = group * width_, filters = std::min(width_, p_.conv.o - first);

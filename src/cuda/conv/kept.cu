@@ -20,10 +20,10 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-constexpr int kStages = 4;      // of the ring of panels
-constexpr int kGroupStep = 16;  // K of a panel, for each group of warps
-constexpr int kMostSplits = 8;  // blocks of a portable cluster
-constexpr int kResident = 3;    // blocks on a multiprocessor
+constexpr int kStages = 4;               // of the ring of panels
+constexpr int kGroupStep = 16;           // K of a panel, for each group of warps
+constexpr int kMostSplits = 8;           // blocks of a portable cluster
+constexpr int kResident = 3;             // blocks on a multiprocessor
 constexpr int kMostKernel = 64;          // offsets of a filter, one bit each
 constexpr int64_t kMostSlice = 4 << 10;  // of K, in a block's table
 constexpr int64_t kStoreNumel = 4;
@@ -336,8 +336,8 @@ int64_t TilesOf(const Shape& s, const Correlation& c) {
 
 // Microseconds of a wave of blocks, two on each multiprocessor where there are so many: the same to
 // begin and to end it, and so much for each panel, of gathered or of dense columns. Fitted to 1,000
-// times of the layers of ResNet-50 and ResNetMNIST, batches 1 to 32, on an H200: the choice takes 1 %
-// longer than the best of the 12.
+// times of the layers of ResNet-50 and ResNetMNIST, batches 1 to 32, on an H200: the choice takes 1
+// % longer than the best of the 12.
 constexpr double kLaunchUs = 2, kWaveUs = 2.2, kClusterUs = 0.75;
 constexpr double kGatheredUs = 0.8, kDenseUs = 0.5, kTwoBlocks = 1.65;
 
@@ -351,7 +351,8 @@ Choice BestChoice(const Correlation& c, bool dense, int multiprocessors) {
       if (slice > kMostSlice || (splits > 1 && slice * (splits - 1) >= c.K())) continue;
       const double on_each = (double)(TilesOf(s, c) * splits) / multiprocessors;
       const double waves = on_each <= 1 ? 1 : on_each <= 4 ? std::ceil(on_each / 2) : on_each / 2;
-      const double panel = (dense ? kDenseUs : kGatheredUs) * s.panel * (on_each > 1 ? kTwoBlocks : 1);
+      const double panel =
+          (dense ? kDenseUs : kGatheredUs) * s.panel * (on_each > 1 ? kTwoBlocks : 1);
       const double begin = kWaveUs + (splits > 1 ? kClusterUs : 0);
       const double us = kLaunchUs + waves * (begin + panel * (double)CeilDiv(slice, s.step));
       if (us < best.us) best = {k, splits, (int)slice, us};

@@ -1,11 +1,11 @@
-// matvec_chain: the linear layers at a network's end for a few rows, in one launch: y = f_L(... f_1(x
-// W_1ᵀ + b_1) ... W_Lᵀ + b_L) for rows x (m, k), m <= 4, and weights (n, k) in float32, each n the
-// next k. One cluster of blocks makes them: a block makes every eighth output of a large layer, and
-// its first block all outputs of a small one behind that, which takes less than another exchange. A
-// block that needs the outputs of others reads them from distributed shared memory. The weights of
-// all layers come to shared memory (cp.async), before the predecessor on the stream has ended where
-// it does not write them. Row-major, contiguous, y overlaps nothing that is read; every k is a
-// multiple of 4. A warp sums an output in a fixed order. Latency limits it.
+// matvec_chain: the linear layers at a network's end for a few rows, in one launch: y = f_L(...
+// f_1(x W_1ᵀ + b_1) ... W_Lᵀ + b_L) for rows x (m, k), m <= 4, and weights (n, k) in float32, each
+// n the next k. One cluster of blocks makes them: a block makes every eighth output of a large
+// layer, and its first block all outputs of a small one behind that, which takes less than another
+// exchange. A block that needs the outputs of others reads them from distributed shared memory. The
+// weights of all layers come to shared memory (cp.async), before the predecessor on the stream has
+// ended where it does not write them. Row-major, contiguous, y overlaps nothing that is read; every
+// k is a multiple of 4. A warp sums an output in a fixed order. Latency limits it.
 #include <algorithm>
 
 #include "cuda/gemm/epilogue.cuh"

@@ -3,8 +3,9 @@
 // eighth panel of 16 outputs of a large layer, and its first block all of a small one behind that,
 // as gemm/matvec_chain.cu does; outputs of others are read from distributed shared memory.
 // The weights of all layers come to shared memory (cp.async), before the predecessor on the stream
-// has ended where it does not write them. Warps share a panel: half of its columns and a part of the
-// inputs each, by mma of bytes, of whose sixteen rows at most eight are used. Latency limits it.
+// has ended where it does not write them. Warps share a panel: half of its columns and a part of
+// the inputs each, by mma of bytes, of whose sixteen rows at most eight are used. Latency limits
+// it.
 #include <algorithm>
 
 #include "cuda/quantized/mma.cuh"
@@ -16,12 +17,12 @@ namespace cuda {
 namespace {
 
 constexpr int kMostLayers = 4, kMostRows = 8, kCluster = 8;
-constexpr int kPanel = 16, kQuad = 4;           // outputs of a panel, inputs of a word
-constexpr int kParts = kThreads / 32 / 2;       // of the inputs, among warps
-constexpr int kStepQuads = 8;                   // of an mma
+constexpr int kPanel = 16, kQuad = 4;      // outputs of a panel, inputs of a word
+constexpr int kParts = kThreads / 32 / 2;  // of the inputs, among warps
+constexpr int kStepQuads = 8;              // of an mma
 constexpr int kSums = kParts * kMostRows * kPanel;
-constexpr int64_t kMostShared = 48 << 10;       // words
-constexpr int64_t kSmall = 4 << 10;             // words of the weights of a layer of one block
+constexpr int64_t kMostShared = 48 << 10;  // words
+constexpr int64_t kSmall = 4 << 10;        // words of the weights of a layer of one block
 
 // Where it keeps its weights, and what it writes, in shared memory, in words.
 struct Layer {
@@ -139,8 +140,8 @@ __global__ void __launch_bounds__(kThreads) QuantizedChainKernel(const Chain c) 
     if (Rank() >= next) continue;
     for (int id = (int)threadIdx.x; id < c.m * l.n; id += kThreads) {
       const int row = id / l.n, output = id - row * l.n, panel = output / kPanel;
-      const uint32_t* from = shared + l.outputs_at +
-                             (panel / l.owners * kPanel + output % kPanel) * c.m + row;
+      const uint32_t* from =
+          shared + l.outputs_at + (panel / l.owners * kPanel + output % kPanel) * c.m + row;
       *InInput(c, input, row, output) =
           (uint8_t)*(const uint32_t*)OfPeer((const float*)from, panel % l.owners);
     }
@@ -171,7 +172,8 @@ int64_t LayOut(int64_t m, int64_t k, const DLArrayList* weights, const DLArrayLi
         w->shape[2] != kPanel * kQuad || own * quads * kPanel > kMostShared || n > kMostShared)
       return 0;
     Layer& l = c->layer[q];
-    l.n = (int)n, l.k = (int)k, l.owners = (int)owners, l.panels = (int)panels, l.quads = (int)quads;
+    l.n = (int)n, l.k = (int)k, l.owners = (int)owners, l.panels = (int)panels,
+    l.quads = (int)quads;
     l.weights_at = (int)at;
     l.outputs_at = (int)(at + own * quads * kPanel);
     at += own * kPanel * (quads + m);
@@ -191,8 +193,7 @@ void QuantizedMatMulChain(const DLArray* x, const DLArrayList* weights, const DL
   const char* op = "quantized_matmul_chain";
   Enter(op, y, x);
   Chain c{};
-  const int64_t words =
-      x->ndim == 2 ? LayOut(x->shape[0], x->shape[1], weights, biases, &c) : 0;
+  const int64_t words = x->ndim == 2 ? LayOut(x->shape[0], x->shape[1], weights, biases, &c) : 0;
   if (!words || multipliers->count != weights->count || y->ndim != 2 || y->shape[0] != c.m ||
       y->shape[1] != c.layer[c.layers - 1].n)
     Fail("%s: %ld layers do not take %s to %s", op, (long)weights->count, ShapeText(x).c_str(),

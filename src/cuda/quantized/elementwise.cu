@@ -187,8 +187,8 @@ void Quantize(const DLArray* x, const DLArray* scale, const DLArray* zero, int64
   const Scales scales = CheckedScales(op, x, scale, zero, axis);
   const bool fours = Numel(scale) == 1 && InFours(Numel(x), from, to, to);
   const int64_t items = Numel(x) / (fours ? 4 : 1);
-  LaunchBeside(op, fours ? QuantizeKernel<4> : QuantizeKernel<1>, Blocks(items), 1, kThreads, 0, stream,
-         scales, from, factor, offset, to, items);
+  LaunchBeside(op, fours ? QuantizeKernel<4> : QuantizeKernel<1>, Blocks(items), 1, kThreads, 0,
+               stream, scales, from, factor, offset, to, items);
 }
 
 template <class T>
@@ -202,7 +202,8 @@ void DequantizeAs(const DLArray* x, const DLArray* scale, const DLArray* zero, i
   const Scales scales = CheckedScales(op, x, scale, zero, axis);
   const bool fours = Numel(scale) == 1 && InFours(Numel(x), from, to, to);
   const int64_t items = Numel(x) / (fours ? 4 : 1);
-  LaunchBeside(op, fours ? DequantizeKernel<4, T> : DequantizeKernel<1, T>, Blocks(items), 1, kThreads, 0, stream, scales, from, factor, offset, to, items);
+  LaunchBeside(op, fours ? DequantizeKernel<4, T> : DequantizeKernel<1, T>, Blocks(items), 1,
+               kThreads, 0, stream, scales, from, factor, offset, to, items);
 }
 
 void Dequantize(const DLArray* x, const DLArray* scale, const DLArray* zero, int64_t axis,
@@ -225,8 +226,8 @@ void QuantizedAdd(const DLArray* a, const DLArray* b, float scale_a, float scale
   const bool fours = InFours(Numel(y), left, right, to);
   const int64_t items = Numel(y) / (fours ? 4 : 1);
   const Sum sum{scale_a, scale_b, offset, (float)low, (float)high};
-  LaunchBeside(op, fours ? AddKernel<4> : AddKernel<1>, Blocks(items), 1, kThreads, 0, stream, sum, left,
-         right, to, items);
+  LaunchBeside(op, fours ? AddKernel<4> : AddKernel<1>, Blocks(items), 1, kThreads, 0, stream, sum,
+               left, right, to, items);
 }
 
 void QuantizedMaxPool(const DLArray* x, Struct<WindowOptions> windows, DLArray* y,
@@ -264,8 +265,8 @@ void QuantizedMaxPool(const DLArray* x, Struct<WindowOptions> windows, DLArray* 
   if (fours && size.h * size.w >= kLarge)
     return LaunchBeside(op, LargeMaxPoolKernel, Blocks(items * kPoolLanes), 1, kThreads, 0, stream,
                         p, from, to, items);
-  LaunchBeside(op, fours ? MaxPoolKernel<4> : MaxPoolKernel<1>, Blocks(items), 1, kThreads, 0, stream, p,
-         from, to, items);
+  LaunchBeside(op, fours ? MaxPoolKernel<4> : MaxPoolKernel<1>, Blocks(items), 1, kThreads, 0,
+               stream, p, from, to, items);
 }
 
 DLSYS_KERNEL(cuda, quantize, Quantize);

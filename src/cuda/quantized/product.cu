@@ -7,8 +7,8 @@
 // mma takes them. The result overlaps no input. Channels that are no multiple of 16 are gathered
 // byte by byte, which limits first layers; loads limit the others.
 //
-// Where tiles are few, the blocks of a cluster share one, each with a slice of K, and add their sums
-// through distributed shared memory; the weights' first panels are on their way before the
+// Where tiles are few, the blocks of a cluster share one, each with a slice of K, and add their
+// sums through distributed shared memory; the weights' first panels are on their way before the
 // predecessor on the stream has ended, where that does not write them. Latency limits them.
 // quantized_conv2d_fused begins with the quantization of its images, or ends with a sum or with
 // windows of 2 x 2, whose four positions are rows beside each other.
@@ -32,8 +32,8 @@ constexpr int kPanel = 16;            // output channels of a panel of packed we
 constexpr int kQuad = 4;              // inputs of a word
 constexpr int kChunks = kStep / 16;   // copies of a row
 constexpr int kRowsOfPass = kProductThreads / kChunks;
-constexpr int kMostSplits = 8;  // blocks of a portable cluster
-constexpr int kMostPool = 2;    // positions along a side of a window that is pooled
+constexpr int kMostSplits = 8;          // blocks of a portable cluster
+constexpr int kMostPool = 2;            // positions along a side of a window that is pooled
 constexpr int kMostPlaces = 8 * kStep;  // of K that is gathered, in a block's table
 
 struct alignas(16) Sixteen {  // bytes, that are moved together
@@ -70,7 +70,7 @@ struct Product {
   int rows, cols, depth, quads, panels;  // quads and panels are those of the weights
   int in_h, in_w, channels, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int zero, low, high;
-  unsigned pad;  // what stands for 0 in x, four times
+  unsigned pad;             // what stands for 0 in x, four times
   int pool, splits, slice;  // slice: steps of K of a block
   Residual residual;
   bool aligned_out, weights_ready;
@@ -146,8 +146,8 @@ class Windows {
     const int offset = k / p.by_channels, c = k - offset * p.channels;
     const int i = offset / p.by_window_w, j = offset - i * (int)p.by_window_w.value;
     const int h = i * p.dilation_h, w = j * p.dilation_w;
-    const int at = !kAligned && p.images ? (c * p.in_h + h) * p.in_w + w
-                                         : (h * p.in_w + w) * p.channels + c;
+    const int at =
+        !kAligned && p.images ? (c * p.in_h + h) * p.in_w + w : (h * p.in_w + w) * p.channels + c;
     return {k < p.depth ? at : 0, k < p.depth ? h : kNowhere, w};
   }
 
@@ -490,8 +490,8 @@ void QuantizedMatMul(const DLArray* x, const DLArray* w, const DLArray* bias,
   Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
 }
 
-// A product of the windows of images x, (N, H, W, C) or with `channels_first` (N, C, H, W), to y (N,
-// H, W, C), or to windows of pool x pool of it.
+// A product of the windows of images x, (N, H, W, C) or with `channels_first` (N, C, H, W), to y
+// (N, H, W, C), or to windows of pool x pool of it.
 Product ConvProduct(const char* op, const DLArray* x, bool channels_first, const DLArray* y,
                     const WindowOptions& windows, int64_t pool, int64_t pad) {
   CheckNchw(op, x);
@@ -537,8 +537,8 @@ void QuantizedConv2d(const DLArray* x, const DLArray* w, const DLArray* bias,
 }
 
 // residual: none or one of y's shape; quantization: none, or the unit and the origin of x, which is
-// float32 and (N, C, H, W) then, as quantize has them. y are the largest of windows of pool x pool, or, with pool 1,
-// all results.
+// float32 and (N, C, H, W) then, as quantize has them. y are the largest of windows of pool x pool,
+// or, with pool 1, all results.
 void QuantizedConv2dFused(const DLArray* x, const DLArray* w, const DLArray* bias,
                           const DLArray* multiplier, const DLArrayList* quantization,
                           const DLArrayList* residual, Struct<WindowOptions> windows, int64_t pad,

@@ -123,9 +123,7 @@ def build_chain(x: Any, *operands: Any, activations: tuple[str, ...]) -> Any:
         y = operator(name)(y) if name else y
     numbers = [interface.activations.get(name, 0) << 8 * k for k, name in enumerate(activations)]
     inputs = x, *operands
-    return matvec_chain.matvec_chain_op(
-        *inputs, body=close(inputs, (y,)), activations=sum(numbers)
-    )
+    return matvec_chain.matvec_chain_op(*inputs, body=close(inputs, (y,)), activations=sum(numbers))
 
 
 def chains() -> list[Case]:
