@@ -9,7 +9,6 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.errors import GraphError
-from dlsys.ops.conv.pooling import max_pool_op
 from support.devices import on_native_devices
 
 NAN, INF = np.nan, np.inf
@@ -67,22 +66,6 @@ class TiesAndNan:
         expected = np.zeros_like(array)
         expected[1, :, 4] = 1
         np.testing.assert_array_equal(gradient, expected)
-
-    def test_large_windows_of_a_pooling(self) -> None:
-        draw = np.random.default_rng(0)
-        cases = (
-            ((2, 3, 7, 7), dict(window=(7, 7))), ((1, 2, 9, 9), dict(window=None)),
-            ((2, 3, 12, 11), dict(window=(5, 4), stride=(2, 3), padding=(2, 1))),
-        )  # fmt: skip
-        for shape, attrs in cases:
-            array = draw.integers(0, 4, shape).astype(np.float32)
-            array[0, 0, 2, 3] = array[0, 1, 0, 1] = array[0, 1, 3, 3] = NAN
-            array[-1, -1] = -INF
-            x = ad.Variable("x")
-            nodes = list(max_pool_op(x, **attrs))
-            expected = ad.Executor(nodes).run({x: array}, convert_to_numpy_ret_vals=True)
-            for result, wanted in zip(self.run_nodes(nodes, {x: array}), expected):
-                np.testing.assert_array_equal(result, wanted)
 
     def test_the_largest_of_a_wide_window_is_the_first(self) -> None:
         rng = np.random.default_rng(4)
