@@ -25,10 +25,12 @@ from ..ops.quantize import (
     quantized_max_pool2d_op,
 )
 from ..passes.pipeline import Options, Pass
+from ..runtime.target import Target
 from .body import Body, Fused, close
 from .rewrite import Graph, exchange
 
 _POOL = 2  # positions along a side of a window
+_NO_SUM = (0.0, 0.0, 0.0, 0)
 
 
 class QuantizedConvolutionOp(Fused):
@@ -50,7 +52,7 @@ class QuantizedConvolutionOp(Fused):
         return 2 * node.attrs["unit"], int(bool(node.attrs["sum"]))
 
     def scalars(self, node: Node) -> tuple[Any, ...]:
-        convolution, added = node.attrs["convolution"], node.attrs["sum"] or (0.0, 0.0, 0.0, 0)
+        convolution, added = node.attrs["convolution"], node.attrs["sum"] or _NO_SUM
         scalars = convolution.op.scalars(convolution)
         return *scalars, node.attrs["pool"], *added
 
@@ -85,9 +87,11 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     for node in graph.order:
         if node.op is quantized_conv2d_op:
             layer = _layer(graph, node)
-            if layer.found:
-                with attributed_to(layer.last):
-                    replaced[layer.last] = _made(layer)
+            for one in (layer, layer._replace(quantization=None)):
+                if one.found and _fits(one, options.target):
+                    with attributed_to(one.last):
+                        replaced[one.last] = _made(one)
+                    break
     return exchange(fetches, replaced)
 
 
@@ -133,28 +137,47 @@ def _quantization(graph: Graph, node: Node) -> Node | None:
     return found if one and graph.only_user(found) is moved else None
 
 
-def _made(layer: _Layer) -> Node:
-    node, last = layer.convolution, layer.last
-    inputs = list(node.inputs)
-    numbers: tuple[float, ...] = ()
+def _inputs(layer: _Layer) -> list[Node]:
+    inputs = list(layer.convolution.inputs)
     if layer.quantization is not None:
         inputs[0] = layer.quantization.inputs[0]
         inputs += layer.quantization.inputs[1:]
-    if layer.sum is not None:
-        scale_a, scale_b, offset, low, _ = layer.sum.op.scalars(layer.sum)
-        swapped = layer.sum.inputs[0] is not node
-        numbers = (scale_b, scale_a, offset, low) if swapped else (scale_a, scale_b, offset, low)
-        inputs.append(_other(layer.sum, node))
+    return inputs if layer.sum is None else [*inputs, _other(layer.sum, layer.convolution)]
+
+
+def _numbers(layer: _Layer) -> tuple[float, ...]:
+    """The scales of a sum, the convolution's first, its offset and its least value."""
+    if layer.sum is None:
+        return ()
+    scale_a, scale_b, offset, low, _ = layer.sum.op.scalars(layer.sum)
+    swapped = layer.sum.inputs[0] is not layer.convolution
+    return (scale_b, scale_a, offset, low) if swapped else (scale_a, scale_b, offset, low)
+
+
+def _fits(layer: _Layer, target: Target) -> bool:
+    specs = [x.spec for x in _inputs(layer)]
+    added = specs.pop() if layer.sum is not None else None
+    scalars = layer.convolution.op.scalars(layer.convolution)
+    pool = 1 if layer.pool is None else _POOL
+    numbers = _numbers(layer) or _NO_SUM
+    return target.fits(
+        "quantized_conv2d_fused", *specs[:4], specs[4:], [added] if added else [], *scalars, pool,
+        *numbers, layer.last.spec,
+    )  # fmt: skip
+
+
+def _made(layer: _Layer) -> Node:
+    inputs = _inputs(layer)
     made = quantized_convolution_op(
         *inputs,
-        body=close(inputs, [last]),
-        convolution=node,
+        body=close(inputs, [layer.last]),
+        convolution=layer.convolution,
         unit=int(layer.quantization is not None),
         pool=1 if layer.pool is None else _POOL,
-        sum=numbers,
+        sum=_numbers(layer),
     )
-    made.stand_for(last)
-    made.spec = last.spec
+    made.stand_for(layer.last)
+    made.spec = layer.last.spec
     return made
 
 

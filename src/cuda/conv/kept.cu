@@ -385,13 +385,17 @@ const char* Refusal(DLContext ctx, const Conv& c) {
   return nullptr;
 }
 
-// True where it is the fastest way.
+// True where it is the fastest way. Estimates of cost.h are those of training's batches; what takes
+// little time takes others longer than that, Winograd's tiles above this, as the same layers show.
 bool Pays(DLContext ctx, const Conv& conv) {
+  constexpr double kAlwaysUs = 60, kUnlessTiledUs = 150;
   if (Refusal(ctx, conv)) return false;
+  const HW one{1, 1}, three{3, 3};
+  const bool tiled = conv.kernel == three && conv.stride == one && conv.dilation == one;
+  const double us = BestChoice(conv, ctx).us;
+  if (us < (tiled ? kAlwaysUs : kUnlessTiledUs)) return true;
   const ConvCall at{"conv2d_kept", ctx, nullptr, Precision::kFp32};
-  const Choice best = BestChoice(conv, ctx);
-  constexpr double kBehindUs = 6;  // of the kernels for bias, sum and relu that others need behind
-  return best.us < RankConv(at, conv, Pass::kForward).front().us + kBehindUs;
+  return us < RankConv(at, conv, Pass::kForward).front().us;
 }
 
 // ---- launchers ----

@@ -25,7 +25,7 @@ constexpr int kCodeBits = 8;               // of an activation
 // Where it keeps its weights, and what it writes, in shared memory.
 struct Layer {
   const float *w, *bias;
-  int n, k, activation, weights_at, outputs_at;
+  int n, k, activation, weights_at, biases_at, outputs_at;
   int owners;  // the blocks that have outputs: output o is that of block o % owners
 };
 
@@ -53,6 +53,8 @@ __device__ __forceinline__ void LoadWeights(const Chain& c, float* shared) {
       CopyAsync16(shared + l.weights_at + row * l.k + at,
                   l.w + (int64_t)(Rank() + row * l.owners) * l.k + at, true);
     }
+    for (int own = (int)threadIdx.x; own < OwnOutputs(l); own += kChainThreads)
+      CopyAsync4(shared + l.biases_at + own, l.bias + Rank() + own * l.owners, true);
     CloseCopies();
   }
 }
@@ -65,7 +67,7 @@ __device__ __forceinline__ void RunLayer(const Chain& c, const Layer& l, const f
   for (int own = (int)threadIdx.x / 32; own < count; own += kChainWarps) {
     const float* w = shared + l.weights_at + own * l.k;
     const int output = Rank() + own * l.owners;
-    const float bias = l.bias[output];
+    const float bias = shared[l.biases_at + own];
     float sums[kMostRows] = {};
     for (int k = lane * 4; k < l.k; k += 128) {
       const float4 right = *(const float4*)(w + k);
@@ -135,8 +137,9 @@ int64_t LayOut(int64_t m, int64_t k, const DLArrayList* weights, Chain* c) {
     if (own * k > kMostShared || m * n > kMostShared) return 0;
     Layer& l = c->layer[q];
     l.n = (int)n, l.k = (int)k, l.owners = (int)owners, l.weights_at = (int)at;
-    l.outputs_at = (int)(at + own * k);
-    at += own * k + RoundUp(own * m, 4);
+    l.biases_at = (int)(at + own * k);
+    l.outputs_at = (int)(l.biases_at + own);
+    at += RoundUp(own * (k + 1 + m), 4);
     longest = std::max(longest, k);
     k = n;
   }

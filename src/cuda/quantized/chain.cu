@@ -29,7 +29,7 @@ struct Layer {
   const uint8_t* w;
   const int32_t* bias;
   const float* multiplier;
-  int n, k, quads, panels, zero, low, high, weights_at, outputs_at;
+  int n, k, quads, panels, zero, low, high, weights_at, biases_at, multipliers_at, outputs_at;
   int owners;  // the blocks that have panels: panel p is that of block p % owners
 
   __device__ __forceinline__ int OwnPanels(int rank) const {
@@ -59,6 +59,14 @@ __device__ __forceinline__ void LoadWeights(const Chain& c, uint32_t* shared) {
       CopyAsync16((float*)(shared + l.weights_at + id * 4),
                   (const float*)(l.w + (panel * of_panel + at) * 16), true);
     }
+    for (int id = (int)threadIdx.x; id < l.OwnPanels(Rank()) * kPanel; id += kThreads) {
+      const int output = (Rank() + id / kPanel * l.owners) * kPanel + id % kPanel;
+      const bool exists = output < l.n;
+      CopyAsync4((float*)(shared + l.biases_at + id), (const float*)l.bias + (exists ? output : 0),
+                 exists);
+      CopyAsync4((float*)(shared + l.multipliers_at + id), l.multiplier + (exists ? output : 0),
+                 exists);
+    }
     CloseCopies();
   }
 }
@@ -84,15 +92,15 @@ __device__ __forceinline__ void MultiplyPanel(const Chain& c, const Layer& l, co
 }
 
 // Requantizes the outputs of a panel: to the result, or, word by word, (outputs, rows) to `to`.
-__device__ __forceinline__ void FinishPanel(const Chain& c, const Layer& l, const int32_t* sums,
-                                            int panel, uint32_t* to) {
+__device__ __forceinline__ void FinishPanel(const Chain& c, const Layer& l, const uint32_t* shared,
+                                            const int32_t* sums, int own, uint32_t* to) {
   const int row = (int)threadIdx.x / kPanel, col = (int)threadIdx.x % kPanel;
-  const int output = panel * kPanel + col;
+  const int output = (Rank() + own * l.owners) * kPanel + col;
   if (row >= c.m || output >= l.n) return;
-  int32_t sum = l.bias[output];
+  int32_t sum = (int32_t)shared[l.biases_at + own * kPanel + col];
 #pragma unroll
   for (int part = 0; part < kParts; part++) sum += sums[(part * kMostRows + row) * kPanel + col];
-  const float scaled = (float)sum * l.multiplier[output];
+  const float scaled = (float)sum * ((const float*)shared)[l.multipliers_at + own * kPanel + col];
   const float low = (float)(l.low - l.zero), high = (float)(l.high - l.zero);
   const int64_t at = (int64_t)row * l.n + output;
   if (!to && c.floats) {
@@ -129,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) QuantizedChainKernel(const Chain c) 
     for (int own = 0; own < l.OwnPanels(Rank()); own++) {
       MultiplyPanel(c, l, input, shared + l.weights_at + own * l.quads * kPanel, sums);
       __syncthreads();
-      FinishPanel(c, l, sums, Rank() + own * l.owners,
+      FinishPanel(c, l, shared, sums, own,
                   last ? nullptr : shared + l.outputs_at + own * kPanel * c.m);
       __syncthreads();
     }
@@ -175,8 +183,10 @@ int64_t LayOut(int64_t m, int64_t k, const DLArrayList* weights, const DLArrayLi
     l.n = (int)n, l.k = (int)k, l.owners = (int)owners, l.panels = (int)panels,
     l.quads = (int)quads;
     l.weights_at = (int)at;
-    l.outputs_at = (int)(at + own * quads * kPanel);
-    at += own * kPanel * (quads + m);
+    l.biases_at = (int)(at + own * quads * kPanel);
+    l.multipliers_at = l.biases_at + (int)(own * kPanel);
+    l.outputs_at = l.multipliers_at + (int)(own * kPanel);
+    at += own * kPanel * (quads + 2 + m);
     longest = std::max(longest, quads);
     k = n;
   }
@@ -216,7 +226,7 @@ void QuantizedMatMulChain(const DLArray* x, const DLArrayList* weights, const DL
     l.low = (int)(lows >> 8 * q & 255);
     l.high = (int)(highs >> 8 * q & 255);
   }
-  c.weights_ready = InputsAreReady(1, c.layers);
+  c.weights_ready = InputsAreReady(1, 3 * c.layers);
   LaunchBeside(op, QuantizedChainKernel, kCluster, kCluster, kThreads,
                (size_t)words * sizeof(uint32_t), stream, c);
 }

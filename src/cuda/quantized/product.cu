@@ -254,17 +254,26 @@ __device__ __forceinline__ void ForSums(const Sums<Tile>& sums, const F& body) {
         body(row + i * 16 + e / 2 * 8, col + j * 8 + e % 2, sums[i][j][e]);
 }
 
-__device__ __forceinline__ float Scaled(const Product& p, int col, int32_t sum) {
-  return (float)(sum + p.bias[col]) * p.multiplier[col];
-}
-__device__ __forceinline__ int Requantized(const Product& p, int col, int32_t sum) {
+// Of a column: what is added to a sum, and what that is multiplied by.
+struct Column {
+  int32_t bias;
+  float multiplier;
+
+  __device__ __forceinline__ Column(const Product& p, int col)
+      : bias(col < p.cols ? p.bias[col] : 0), multiplier(col < p.cols ? p.multiplier[col] : 0.f) {}
+  __device__ __forceinline__ float Scaled(int32_t sum) const {
+    return (float)(sum + bias) * multiplier;
+  }
+};
+
+__device__ __forceinline__ int Requantized(const Product& p, const Column& column, int32_t sum) {
   const float low = (float)(p.low - p.zero), high = (float)(p.high - p.zero);
-  return (int)rintf(fminf(fmaxf(Scaled(p, col, sum), low), high)) + p.zero;
+  return (int)rintf(fminf(fmaxf(column.Scaled(sum), low), high)) + p.zero;
 }
 
 // Writes up to four neighbors of a row of the result, with what follows the product.
 __device__ __forceinline__ void StoreFour(const Product& p, int64_t to, int col,
-                                          const int32_t (&sums)[4]) {
+                                          const Column (&columns)[4], const int32_t (&sums)[4]) {
   const Residual& r = p.residual;
   const bool in_fours = p.cols % 4 == 0 && !p.floats;
   const uint32_t added = r.bytes && in_fours ? *(const uint32_t*)(r.bytes + to) : 0;
@@ -273,10 +282,10 @@ __device__ __forceinline__ void StoreFour(const Product& p, int64_t to, int col,
   for (int e = 0; e < 4; e++) {
     if (col + e >= p.cols) break;
     if (p.floats) {
-      p.floats[to + e] = Scaled(p, col + e, sums[e]);
+      p.floats[to + e] = columns[e].Scaled(sums[e]);
       continue;
     }
-    int byte = Requantized(p, col + e, sums[e]);
+    int byte = Requantized(p, columns[e], sums[e]);
     if (r.bytes) {
       const int other = in_fours ? added >> 8 * e & 255 : r.bytes[to + e];
       byte = AddedBytes(byte, other, r.scale_a, r.scale_b, r.offset, r.low, 255.f);
@@ -295,14 +304,14 @@ __device__ __forceinline__ void Store(const Product& p, const Sums<Tile>& sums, 
     ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
       if (first_row + row < p.rows && first_col + col < p.cols)
         p.floats[(int64_t)(first_row + row) * p.cols + first_col + col] =
-            Scaled(p, first_col + col, sum);
+            Column(p, first_col + col).Scaled(sum);
     });
     return;
   }
   __syncthreads();  // the panels have been read
   ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
     if (first_col + col >= p.cols) return;
-    shared[row * Tile::kPitch + col] = (uint8_t)Requantized(p, first_col + col, sum);
+    shared[row * Tile::kPitch + col] = (uint8_t)Requantized(p, Column(p, first_col + col), sum);
   });
   __syncthreads();
   const int rows = min(Tile::kRows, p.rows - first_row),
@@ -328,8 +337,9 @@ __device__ __forceinline__ void Store(const Product& p, const Sums<Tile>& sums, 
 // tile's rows.
 template <class Tile>
 __device__ __forceinline__ void StoreShare(const Product& p, int rank, int first_row, int first_col,
-                                           const int32_t* sums) {
+                                           const Column (&columns)[4], const int32_t* sums) {
   constexpr int kQuads = Tile::kCols / 4;
+  static_assert(kProductThreads % kQuads == 0, "a thread's columns stay the same");
   const int positions = p.pool * p.pool, share = Tile::kRows / p.splits;
   for (int id = (int)threadIdx.x; id < share / positions * kQuads; id += kProductThreads) {
     const int local = rank * share + id / kQuads * positions, quad = id % kQuads * 4;
@@ -348,7 +358,7 @@ __device__ __forceinline__ void StoreShare(const Product& p, int rank, int first
 #pragma unroll
       for (int e = 0; e < 4; e++) largest[e] = position ? max(largest[e], sum[e]) : sum[e];
     }
-    StoreFour(p, (int64_t)(row / p.by_pool) * p.cols + col, col, largest);
+    StoreFour(p, (int64_t)(row / p.by_pool) * p.cols + col, col, columns, largest);
   }
 }
 
@@ -389,6 +399,9 @@ __global__ void __launch_bounds__(kProductThreads) ProductKernel(const Product p
     if (!p.weights_ready) load_weights(begin + step);
     load_rows(begin + step);
   }
+  // Those of StoreShare, which are here before the sums.
+  const int own = first_col + (int)threadIdx.x % (Tile::kCols / 4) * 4;
+  const Column columns[4] = {{p, own}, {p, own + 1}, {p, own + 2}, {p, own + 3}};
   Sums<Tile> sums = {};
   for (int step = begin; step < end; step++) {
     WaitForCopies<kStages - 2>();
@@ -406,7 +419,7 @@ __global__ void __launch_bounds__(kProductThreads) ProductKernel(const Product p
   });
   __syncthreads();
   if (p.splits > 1) MeetCluster();
-  StoreShare<Tile>(p, rank, first_row, first_col, (const int32_t*)shared);
+  StoreShare<Tile>(p, rank, first_row, first_col, columns, (const int32_t*)shared);
   if (p.splits > 1) LeaveCluster();
 }
 
@@ -569,7 +582,23 @@ void QuantizedConv2dFused(const DLArray* x, const DLArray* w, const DLArray* bia
   Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
 }
 
+// True for few tiles, whose sums pass through shared memory in any case, and where each image is
+// quantized few times.
+bool QuantizedConv2dFusedFits(const DLArray* x, const DLArray*, const DLArray*, const DLArray*,
+                              const DLArrayList* quantization, const DLArrayList*,
+                              Struct<WindowOptions> windows, int64_t, int64_t, int64_t, int64_t,
+                              int64_t pool, float, float, float, int64_t, DLArray* y) {
+  constexpr int64_t kMostGathered = 1 << 17;
+  if (x->ndim != 4 || y->ndim != 4 || !Numel(y)) return false;
+  const int64_t n = y->shape[3], rows = Numel(y) / n * pool * pool;
+  const int64_t depth = windows->size.h * windows->size.w * x->shape[quantization->count ? 1 : 3];
+  const int64_t tiles = CeilDiv(n, Large::kCols) * CeilDiv(rows, Large::kRows);
+  return tiles < Multiprocessors(y->ctx.device_id) &&
+         (!quantization->count || rows * depth <= kMostGathered);
+}
+
 DLSYS_KERNEL(cuda, quantized_conv2d_fused, QuantizedConv2dFused);
+DLSYS_FITS(cuda, quantized_conv2d_fused, QuantizedConv2dFusedFits);
 DLSYS_KERNEL(cuda, quantized_matmul, QuantizedMatMul);
 DLSYS_KERNEL(cuda, quantized_conv2d, QuantizedConv2d);
 
