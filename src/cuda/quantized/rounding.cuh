@@ -1,5 +1,6 @@
 // How numbers become bytes, the same in every kernel, so that fused and separate ones agree in all
-// bits.
+// bits: products that are added are exact in float32, which a compiler may contract, and halves are
+// rounded to even.
 #pragma once
 #include <cuda_runtime.h>
 
