@@ -36,6 +36,7 @@ CLOSE = 1e-4
 SMALL = (
     2e-3  # an output below it is compared with it: sigmoids near 0 have few bits in ONNX Runtime
 )
+VERSION = "onnxruntime.txt"  # in a folder of saved outputs: of the runtime that made them
 SLOPE = 0.1  # of the loss along the gradient, by differences of float32
 
 
@@ -216,7 +217,12 @@ def main() -> int:
         if made is not None:
             found[name] = made
     ok = all(each["ok"] for each in found.values())
-    results = {"ok": ok, "onnxruntime": onnxruntime.__version__, "close": CLOSE, "models": found}
+    version = onnxruntime.__version__
+    if options.save:
+        (options.save / VERSION).write_text(version)
+    if options.saved:
+        version = (options.saved / VERSION).read_text()
+    results = {"ok": ok, "onnxruntime": version, "close": CLOSE, "models": found}
     record = "onnx_models_gpu" if options.saved else "onnx_models"
     print("ok" if ok else "NOT OK", measure.save(record, options, results))
     return 0 if ok else 1
