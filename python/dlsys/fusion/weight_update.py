@@ -32,7 +32,59 @@ OPERANDS = ("", *interface.operands)  # by the kernel's codes
 _Options = interface.struct("WeightUpdateOptions")
 
 
-class FusedUpdate(Fused):
+class UpdateOfBody(Fused):
+    """A rule applied to parameters whose gradients the body makes.
+
+    Inputs: the states of all parameters as RuleOp has them, the operands of the body, the rate and
+    options of the rule, and those further operands of the body that `last` counts. The values are
+    the parameters' new ones. Attributes: body, and those of the rule.
+    """
+
+    tolerance = 1e-4
+
+    def __init__(self, name: str, update: RuleOp, operands: int, last: int = 0) -> None:
+        super().__init__(name, update.outputs)
+        self.update = update
+        self.writes = update.writes
+        self.discrete_outputs = _unsteady(update)
+        self._last = last
+        self._operands = slice(len(self.writes), len(self.writes) + operands)
+        given = self._operands.stop + update.rule.takes_rate
+        self.any_dtype = (given, given + 1)  # step and count
+
+    def infer(self, node: Node, *specs: Spec) -> Any:
+        made = super().infer(node, *self._read(specs))
+        gradients = (made,) if isinstance(made, Spec) else made
+        return self.update.infer(node, *self._as_update_has(specs, gradients))
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        gradients = inputs[: self.outputs]  # are of the parameters' specs
+        given = self._as_update_has(inputs, gradients)
+        return [*gradients, *self.update.workspace(node, given, outputs)]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        inputs, scratch = arrays[: len(node.inputs)], arrays[len(node.inputs) :]
+        gradients, rest = scratch[: self.outputs], scratch[self.outputs :]
+        super().numpy(node, *self._read(inputs), *gradients)
+        self.update.numpy(node, *self._as_update_has(inputs, gradients), *rest)
+
+    def _read(self, inputs: Sequence[Any]) -> list[Any]:
+        """The body's inputs."""
+        return [*inputs[self._operands], *inputs[len(inputs) - self._last :]]
+
+    def _as_update_has(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """The update's inputs, with gradients in place of their operands."""
+        rest = inputs[self._operands.stop : len(inputs) - self._last]
+        return [*inputs[: self._operands.start], *gradients, *rest]
+
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        body: Body = node.attrs["body"]
+        steps = [step for step in body.steps if not step.op.view]
+        made = sum(s.op.cost(s, [x.spec for x in s.inputs], s.spec) for s in steps)
+        return made + self.update.cost(node, inputs, output)
+
+
+class FusedUpdate(UpdateOfBody):
     """A rule applied to parameters whose gradients are Aᵀ B, one of `products`, or the sums over K
     of an A or a B.
 
@@ -43,20 +95,12 @@ class FusedUpdate(Fused):
     values are the parameters' new ones. Attributes: body, sums, and those of the rule.
     """
 
-    tolerance = 1e-4
     has_precision = True
 
     def __init__(self, update: RuleOp, products: int, uint8: tuple[str, ...] = ()) -> None:
-        super().__init__(f"matmul_{update.name}", update.outputs)
-        self.update = update
-        self.writes = update.writes
-        self.discrete_outputs = _unsteady(update)
+        super().__init__(f"matmul_{update.name}", update, 2 * products, int(bool(uint8)))
         self.products = products
         self.uint8 = uint8
-        self._scales = int(bool(uint8))  # inputs at the end
-        self._operands = slice(len(self.writes), len(self.writes) + 2 * products)
-        given = len(self.writes) + 2 * products + update.rule.takes_rate
-        self.any_dtype = (given, given + 1)  # step and count
 
     def with_uint8(self, node: Node, positions: Sequence[int]) -> tuple[Op, dict[str, Any]] | None:
         found = [found for found in map(self.operand, positions) if found is not None]
@@ -77,44 +121,13 @@ class FusedUpdate(Fused):
         right, product = divmod(position - self._operands.start, self.products)
         return product, OPERANDS[1 + right]
 
-    def infer(self, node: Node, *specs: Spec) -> Any:
-        made = super().infer(node, *self._read(specs))
-        gradients = (made,) if isinstance(made, Spec) else made
-        return self.update.infer(node, *self._as_update_has(specs, gradients))
-
-    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        gradients = inputs[: self.outputs]  # are of the parameters' specs
-        given = self._as_update_has(inputs, gradients)
-        return [*gradients, *self.update.workspace(node, given, outputs)]
-
-    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        inputs, scratch = arrays[: len(node.inputs)], arrays[len(node.inputs) :]
-        gradients, rest = scratch[: self.outputs], scratch[self.outputs :]
-        super().numpy(node, *self._read(inputs), *gradients)
-        self.update.numpy(node, *self._as_update_has(inputs, gradients), *rest)
-
-    def _read(self, inputs: Sequence[Any]) -> list[Any]:
-        """The body's inputs."""
-        return [*inputs[self._operands], *inputs[len(inputs) - self._scales :]]
-
-    def _as_update_has(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """The update's inputs, with gradients in place of their operands."""
-        rest = inputs[self._operands.stop : len(inputs) - self._scales]
-        return [*inputs[: self._operands.start], *gradients, *rest]
-
     def scalars(self, node: Node) -> tuple[Any]:
         sums = node.attrs["sums"]
         return (argument(self.update.rule, node.attrs, sums, self.uint8, precision_number(node)),)
 
     def lists(self, node: Node) -> tuple[int, ...]:
         states, _, *options = self.update.lists(node)
-        return states, self.products, self.products, *options, self._scales
-
-    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
-        body: Body = node.attrs["body"]
-        steps = [step for step in body.steps if not step.op.view]
-        made = sum(s.op.cost(s, [x.spec for x in s.inputs], s.spec) for s in steps)
-        return made + self.update.cost(node, inputs, output)
+        return states, self.products, self.products, *options, self._last
 
 
 @lru_cache
