@@ -61,7 +61,7 @@ __device__ __forceinline__ void ScatterSums(float* values, int* first) {
 // What ScatterSums of so many values leaves: how many to a lane, and how many lanes have the same.
 struct Scattered {
   int count, lanes = 32;
-  constexpr explicit Scattered(int values) : count(values) {
+  __host__ __device__ constexpr explicit Scattered(int values) : count(values) {
     for (; lanes > 1 && count % 2 == 0; lanes /= 2) count /= 2;
   }
 };
