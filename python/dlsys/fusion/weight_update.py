@@ -224,15 +224,24 @@ def _source(graph: Graph, gradient: Node) -> tuple[Node, int] | None:
     """The product that makes a gradient and nothing for anybody else, and which of its values the
     gradient shows.
     """
+    return source_of(graph, gradient, (matmul_op, "matmul_sums"))
+
+
+def source_of(
+    graph: Graph, gradient: Node, makers: Sequence[Op | str]
+) -> tuple[Node, int] | None:
+    """The node of one of these operators, or kernels of several values, that makes a gradient and
+    nothing for anybody else, and which of its values the gradient shows.
+    """
     node, index = gradient, 0
     while graph.only_user(node) is not None:
-        if node.op is matmul_op:
+        if node.op in makers:
             return node, 0
         if not node.op.view or "offset" in node.attrs:
             return None
         if node.op.projection:
             made, index = node.inputs[0], node.attrs["index"]
-            return (made, index) if made.op.kernel == "matmul_sums" else None
+            return (made, index) if made.op in makers or made.op.kernel in makers else None
         node = node.inputs[0]
     return None
 
@@ -244,10 +253,11 @@ def _fits(product: Node) -> bool:
     float32 = all(x.spec.dtype == np.float32 for x in product.inputs)
     transposed = product.attrs["trans_A"] and not product.attrs["trans_B"]
     free = "algo" not in product.attrs
-    return free and float32 and transposed and not any(map(_is_state, product.inputs))
+    return free and float32 and transposed and not any(map(changed_by, product.inputs))
 
 
-def _is_state(node: Node) -> bool:
+def changed_by(node: Node) -> bool:
+    """True where an operand may be a state, which an update changes."""
     while node.op.view:
         node = node.inputs[0]
     return node.op.leaf == "state" or bool(node.op.writes)
@@ -257,17 +267,30 @@ def _replaced(
     graph: Graph, update: Node, op: RuleOp, members: Sequence[_Member]
 ) -> dict[Node, Node]:
     """The values of an update by those of the nodes that take its place."""
-    made: dict[int, Node] = {}  # the new value of each parameter
-    values = {x.attrs["index"]: x for x in graph.users[update]} if op.outputs > 1 else {0: update}
+    made: list[tuple[Node, list[int]]] = []
     with attributed_to(update):
         for group in _groups(members):
             taken = [member.gradient for member in group]
             taken += [member.of_sums for member in group if member.of_sums is not None]
-            made.update(_values(_fused(update, op, group, taken), taken, values))
-        left = [k for k in range(op.outputs) if k not in made]
+            made.append((_fused(update, op, group, taken), taken))
+    return replaced_update(graph, update, op, made)
+
+
+def replaced_update(
+    graph: Graph, update: Node, op: RuleOp, made: Sequence[tuple[Node, Sequence[int]]]
+) -> dict[Node, Node]:
+    """The values of an update by those of nodes that each update some of its parameters, which
+    come with them, and of one for the parameters that are left.
+    """
+    found: dict[int, Node] = {}  # the new value of each parameter
+    values = {x.attrs["index"]: x for x in graph.users[update]} if op.outputs > 1 else {0: update}
+    with attributed_to(update):
+        for node, taken in made:
+            found.update(_values(node, taken, values))
+        left = [k for k in range(op.outputs) if k not in found]
         if left:
-            made.update(_values(_smaller(update, op, left), left, values))
-    return {value: made[k] for k, value in values.items()}
+            found.update(_values(_smaller(update, op, left), left, values))
+    return {value: found[k] for k, value in values.items()}
 
 
 def _groups(members: Sequence[_Member]) -> list[list[_Member]]:
@@ -295,7 +318,7 @@ def _fused(update: Node, op: RuleOp, group: Sequence[_Member], taken: Sequence[i
     first = len(op.writes)
     body = close([*left, *right], [update.inputs[first + k] for k in taken])
     made = fused_update(op, len(group), len(taken))
-    inputs = [*_states(update, op, taken), *left, *right, *update.inputs[first + op.outputs :]]
+    inputs = [*states_of(update, op, taken), *left, *right, *update.inputs[first + op.outputs :]]
     attrs = {**update.attrs, "body": body, "sums": tuple(member.sums for member in group)}
     node = Node(made, inputs, attrs, f"{made.name} of {len(taken)}")
     node.stand_for(update)
@@ -306,13 +329,14 @@ def _smaller(update: Node, op: RuleOp, left: Sequence[int]) -> Node:
     """The update of some of its parameters only."""
     first = len(op.writes)
     gradients = [update.inputs[first + k] for k in left]
-    inputs = [*_states(update, op, left), *gradients, *update.inputs[first + op.outputs :]]
+    inputs = [*states_of(update, op, left), *gradients, *update.inputs[first + op.outputs :]]
     node = Node(several(op, len(left)), inputs, update.attrs, f"{op.name} of {len(left)}")
     node.stand_for(update)
     return node
 
 
-def _states(update: Node, op: RuleOp, taken: Sequence[int]) -> list[Node]:
+def states_of(update: Node, op: RuleOp, taken: Sequence[int]) -> list[Node]:
+    """The states of some parameters of an update, as RuleOp has them."""
     return [update.inputs[j + k] for j in range(0, len(op.writes), op.outputs) for k in taken]
 
 

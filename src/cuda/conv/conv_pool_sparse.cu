@@ -302,7 +302,7 @@ bool SparseDataGradient(const char* op, const ConvPool& p, const float* f, const
 }
 
 bool SparseFilterGradient(const char* op, const ConvPool& p, const float* x, const float* dy,
-                          const uint8_t* code, float* df, float* db, DLContext ctx,
+                          const uint8_t* code, const AddWorkers& add, DLContext ctx,
                           DLStream stream) {
   Task t = TaskOf(p, p.conv.kernel.w, p.conv.kernel.h * p.conv.kernel.w);
   if (!IsServed(p, t)) return false;
@@ -324,8 +324,7 @@ bool SparseFilterGradient(const char* op, const ConvPool& p, const float* x, con
   const bool pdl = ComputeMajor(device) >= 9;
   LaunchClusters(op, kernel, workers, 1, kThreads, (size_t)nbytes, pdl, stream, t, x, dy, code,
                  partial.floats());
-  ReduceWorkers(op, partial.floats(), (int)workers, sums - t.outputs, t.outputs, df, db, pdl,
-                stream);
+  add(partial.floats(), (int)workers, sums - t.outputs, t.outputs);
   return true;
 }
 

@@ -580,7 +580,7 @@ bool ConvPoolTensorDataGradient(const char* op, const ConvPool& p, const float* 
 }
 
 bool ConvPoolTensorFilterGradient(const char* op, const ConvPool& p, const float* x,
-                                  const float* dy, const uint8_t* code, float* df, float* db,
+                                  const float* dy, const uint8_t* code, const AddWorkers& add,
                                   DLContext ctx, DLStream stream) {
   const int device = ctx.device_id, multiprocessors = Multiprocessors(device);
   if (!IsServed(p, device)) return false;
@@ -618,7 +618,7 @@ bool ConvPoolTensorFilterGradient(const char* op, const ConvPool& p, const float
   const bool pdl = ComputeMajor(device) >= 9;
   LaunchClusters(op, kernel, (unsigned)(t.workers * t.slot_blocks), 1, kThreads, (size_t)nbytes,
                  pdl, stream, t, x, dy, code, partial.floats());
-  ReduceWorkers(op, partial.floats(), t.workers, numel, t.outputs, df, db, pdl, stream);
+  add(partial.floats(), t.workers, numel, t.outputs);
   return true;
 }
 
