@@ -186,7 +186,14 @@ __global__ __launch_bounds__(kThreads, kClasses > 10 ? 1 : 2)  // others run bes
     } else if (lane < kClasses) {
       gradients[warp][lane] = 0.f;
     }
+    if (lane == 0) of_row[warp] = total;
     __syncthreads();
+    if (first + step >= head.rows && threadIdx.x == 0) {  // long before the block's end
+      float sum = of_row[0];
+#pragma unroll
+      for (int r = 1; r < kRows; r++) sum += of_row[r];
+      PublishBlockSum(sum, reduction);
+    }
 #pragma unroll 2
     for (int r = 0; r < kRows; r++) {
       const float4 v = *(const float4*)(x[r] + k0);
@@ -202,15 +209,11 @@ __global__ __launch_bounds__(kThreads, kClasses > 10 ? 1 : 2)  // others run bes
     }
     // The next rows' partial sums are written behind two barriers, gradients behind three.
   }
-  if (lane == 0) of_row[warp] = total;
+  if (begin >= head.rows) PublishBlockSum(0.f, reduction);
   StoreSums<kClasses, kKMajor>(head, k0, sums);
   if (head.of_bias && (int)threadIdx.x < classes)
     head.of_bias[(int64_t)blockIdx.x * classes + threadIdx.x] = of_bias;
-  __syncthreads();
-  total = of_row[0];
-#pragma unroll
-  for (int r = 1; r < kRows; r++) total += of_row[r];
-  FinishGridSum(total, arrival, reduction, scale, loss);
+  FinishGridSum(arrival, reduction, scale, loss);
 }
 
 }  // namespace linear_head

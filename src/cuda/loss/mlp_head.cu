@@ -147,18 +147,21 @@ __global__ __launch_bounds__(kHeadThreads,
         sum += labels.template Row<32, 1>(memory + head.logits_at + at, first + warp, label,
                                           classes, classes, lane, put);
       }
-      __syncwarp();
+      if (lane == 0) of_warp[warp] = sum;
+      __syncthreads();
+      if (first + (int64_t)gridDim.x * kRows >= head.rows && threadIdx.x == 0) {
+        float of_block = of_warp[0];
+#pragma unroll
+        for (int k = 1; k < kWarps; k++) of_block += of_warp[k];
+        PublishBlockSum(of_block, reduction);  // long before the block's end
+      }
     }
     LetBulkFollow();
     __syncthreads();
   }
   TriggerProgrammaticLaunch();
-  if (lane == 0) of_warp[warp] = sum;
-  __syncthreads();
-  sum = of_warp[0];
-#pragma unroll
-  for (int k = 1; k < kWarps; k++) sum += of_warp[k];
-  FinishGridSum(sum, arrival, reduction, scale, loss);
+  if (begin >= head.rows) PublishBlockSum(0.f, reduction);
+  FinishGridSum(arrival, reduction, scale, loss);
 }
 
 }  // namespace mlp_head

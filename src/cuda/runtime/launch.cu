@@ -1,5 +1,8 @@
 // The host's part of a launch besides the launch itself is the same for every kernel, so it is
 // compiled once. None of it waits for the GPU.
+#include <cstdlib>
+#include <cstring>
+
 #include "cuda/runtime/launch.cuh"
 #include "runtime/counters.h"
 
@@ -16,11 +19,22 @@ void EndLaunch(const char* op, cudaError_t status) {
   Counters::kernel_launches.fetch_add(1, std::memory_order_relaxed);
 }
 
+static bool Try(const char* what) {
+  const char* text = getenv("DLSYS_TRY");
+  return text && strstr(text, what);
+}
+
 void AllowShared(const char* op, const void* kernel, size_t nbytes) {
-  if (nbytes <= kPlainShared) return;
   int device = 0;
-  cudaFuncAttributes attributes;
   Check(op, cudaGetDevice(&device));
+#ifndef DLSYS_EMULATED
+  static const bool carve = Try("carve");
+  if (carve)
+    Check(op, cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   cudaSharedmemCarveoutMaxShared));
+#endif
+  if (nbytes <= kPlainShared) return;
+  cudaFuncAttributes attributes;
   Check(op, cudaFuncGetAttributes(&attributes, kernel));
   Check(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  (int)(SharedLimit(device) - attributes.sharedSizeBytes)));
@@ -37,6 +51,8 @@ bool RegistersHold(const char* op, const void* kernel, unsigned threads, int64_t
 }
 
 size_t SpreadOut(const char* op, unsigned blocks, size_t nbytes) {
+  static const bool none = Try("nospread");
+  if (none) return nbytes;
   int device = 0, most = 0;
   Check(op, cudaGetDevice(&device));
   Check(op, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
