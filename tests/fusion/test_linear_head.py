@@ -55,7 +55,9 @@ class Rewrites(unittest.TestCase):
     def test_what_more_than_one_update_needs_is_left(self) -> None:
         net = Network((9,), (8, 5))
         names = ["fused_sparse_mlp_head", "matmul_sgd_update"]
-        self.assert_becomes([*step_of(net), net.gradients[1]], *names[:1], "matmul_sums", "sgd_update")
+        self.assert_becomes(
+            [*step_of(net), net.gradients[1]], *names[:1], "matmul_sums", "sgd_update"
+        )
         dx = ad.gradients(net.loss, [net.x])
         self.assert_becomes([*step_of(net), *dx], *names)
         self.assert_becomes(step_of(Network((9,), (8, 6, 5))), *names)
@@ -115,8 +117,8 @@ class OnGpu(unittest.TestCase):
 
     def test_shapes(self) -> None:
         for rows, k, classes in (
-            (2, 4, 1), (7, 8, 5), (8, 12, 4), (9, 1024, 5), (20, 784, 10), (17, 36, 16), (9, 20, 11),
-            (ROWS * MOST_PARTS + 9, 8, 6),
+            (2, 4, 1), (7, 8, 5), (8, 12, 4), (9, 1024, 5), (20, 784, 10), (17, 36, 16),
+            (9, 20, 11), (ROWS * MOST_PARTS + 9, 8, 6),
         ):  # fmt: skip
             for options in ({}, {"transposed": True}, {"transposed": rows % 2 == 0, "dense": True}):
                 with self.subTest(rows=rows, k=k, classes=classes, **options):

@@ -21,14 +21,14 @@ from ..ops.optim.apply import RuleOp, options_of, several
 from ..passes.pipeline import Options, Pass
 from ..runtime.interface import interface
 from .body import close
-from .conv_pool import (
+from .conv_pool_operators import (
     ConvPoolFilterGradientOp,
     Geometry,
     conv_pool_filter_bias_gradient_op,
     conv_pool_filter_gradient_op,
 )
 from .rewrite import Graph, exchange
-from .weight_update import UpdateOfBody, changed_by, replaced_update, source_of, states_of
+from .update_operators import UpdateOfBody, changed_by, replaced_update, source_of, states_of
 
 _HW = interface.struct("HW")
 
@@ -79,7 +79,9 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     replaced: dict[Node, Node] = {}
     for node in graph.order:
         if isinstance(node.op, RuleOp) and options.target.has(f"conv2d_pool_{node.op.name}"):
-            made = [(_fused(node, node.op, one), one.taken) for one in _layers(graph, node, node.op)]
+            made = [
+                (_fused(node, node.op, one), one.taken) for one in _layers(graph, node, node.op)
+            ]
             if made:
                 replaced.update(replaced_update(graph, node, node.op, made))
     return exchange(fetches, replaced)
@@ -100,6 +102,7 @@ def _layers(graph: Graph, update: Node, op: RuleOp) -> Iterator[_Layer]:
         float32 = all(x.spec.dtype == FLOAT32 for x in (*node.inputs[:2], update.inputs[0]))
         complete = len(gradients) == of.outputs == max(1, len(graph.users[node]))
         import os
+
         filter_ = update.inputs[gradients[0]]
         readers = len(graph.users[filter_]) - 1
         if os.environ.get("DLSYS_TRY_CONV") == "first" and readers > 1:

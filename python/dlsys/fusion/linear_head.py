@@ -25,9 +25,9 @@ from ..passes.pipeline import Options, Pass
 from ..runtime.interface import interface
 from ..runtime.target import Target
 from .body import Body, Fused, close, in_shape
-from .mlp_head import HEADS, FusedHead
+from .head_operators import HEADS, FusedHead
 from .rewrite import Graph, exchange, strip_views, value_of
-from .weight_update import FusedUpdate, UpdateOfBody
+from .update_operators import FusedUpdate, UpdateOfBody
 
 _KERNELS = dict(zip(HEADS.values(), ("linear_head", "sparse_linear_head")))
 _Layer, _Options = map(interface.struct, ("HeadLayer", "HeadOptions"))
@@ -223,6 +223,4 @@ def _replaced(found: _Classifier) -> dict[Node, Node]:
     return {head: made, update: node}
 
 
-FUSION = Pass(
-    "linear_head", fuse, position=85, needs=(*_KERNELS.values(), "summed_sgd_update")
-)
+FUSION = Pass("linear_head", fuse, position=85, needs=(*_KERNELS.values(), "summed_sgd_update"))
