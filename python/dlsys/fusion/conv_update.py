@@ -46,6 +46,7 @@ class ConvPoolUpdate(UpdateOfBody):
     def __init__(self, update: RuleOp) -> None:
         super().__init__(f"conv2d_pool_{update.name}", update, 3)
         code = len(self.writes) + 2
+        assert isinstance(self.any_dtype, tuple)
         self.any_dtype = (code, *self.any_dtype)
 
     def scalars(self, node: Node) -> tuple[Any, ...]:
@@ -101,12 +102,6 @@ def _layers(graph: Graph, update: Node, op: RuleOp) -> Iterator[_Layer]:
         assert isinstance(of, ConvPoolFilterGradientOp)
         float32 = all(x.spec.dtype == FLOAT32 for x in (*node.inputs[:2], update.inputs[0]))
         complete = len(gradients) == of.outputs == max(1, len(graph.users[node]))
-        import os
-
-        filter_ = update.inputs[gradients[0]]
-        readers = len(graph.users[filter_]) - 1
-        if os.environ.get("DLSYS_TRY_CONV") == "first" and readers > 1:
-            continue
         if complete and float32 and not any(map(changed_by, node.inputs)):
             yield _Layer(node, [gradients[index] for index in range(of.outputs)])
 

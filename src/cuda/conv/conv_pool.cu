@@ -15,6 +15,7 @@
 #include "cuda/conv/conv_pool_few.cuh"
 #include "cuda/conv/conv_pool_sparse.cuh"
 #include "cuda/gemm/gemm.cuh"
+#include "cuda/runtime/launch_small.cuh"
 #include "cuda/runtime/widened.cuh"
 
 namespace dlsys {
@@ -267,7 +268,7 @@ void LaunchForward(const char* op, const Task& t, int threads, size_t nbytes, in
                    uint8_t* code) {
   const auto kernel = ConvPoolKernel<kKernelW, kSide, kOutputs>;
   const unsigned grid = TiledGrid(op, kernel, threads, nbytes, t.tiles, device);
-  LaunchClusters(op, kernel, grid, 1, threads, nbytes, ComputeMajor(device) >= 9, stream, t, x, f,
+  LaunchSmall(op, kernel, grid, 1, threads, nbytes, ComputeMajor(device) >= 9, stream, t, x, f,
                  bias, y, code);
 }
 using ForwardLauncher = decltype(&LaunchForward<3, 2, 2>);
@@ -356,7 +357,7 @@ template <int kKernelW, int kSide>
 void LaunchFew(const char* op, const FewImages& t, unsigned images, int device, DLStream stream,
                const float* x, const float* f, const float* bias, float* y, uint8_t* code) {
   const unsigned threads = (unsigned)RoundUp(t.Windows() * t.slices, 32);
-  LaunchClusters(op, ConvPoolFewKernel<kKernelW, kSide>, images * t.outputs, 1, threads,
+  LaunchSmall(op, ConvPoolFewKernel<kKernelW, kSide>, images * t.outputs, 1, threads,
                  FewShared(t, kSide) * sizeof(float), ComputeMajor(device) >= 9, stream, t, x, f,
                  bias, y, code);
 }
@@ -427,7 +428,7 @@ void LaunchDataGradient(const char* op, const Task& t, int threads, size_t nbyte
                         float* dx) {
   const auto kernel = DataGradientKernel<kKernelW, kOutputs>;
   const unsigned grid = TiledGrid(op, kernel, threads, nbytes, t.images * t.group_blocks, device);
-  LaunchClusters(op, kernel, (unsigned)RoundUp(grid, t.group_blocks), 1, threads, nbytes,
+  LaunchSmall(op, kernel, (unsigned)RoundUp(grid, t.group_blocks), 1, threads, nbytes,
                  ComputeMajor(device) >= 9, stream, t, f, dy, code, dx);
 }
 using DataGradientLauncher = decltype(&LaunchDataGradient<3, 2>);

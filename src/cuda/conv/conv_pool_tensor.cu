@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
+#include "cuda/runtime/launch_small.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -474,7 +475,7 @@ struct Launching {
   void operator()(void (*kernel)(Params...), int tiles, size_t nbytes, Args... args) const {
     AllowShared(op, (const void*)kernel, nbytes);
     const unsigned grid = TiledGrid(op, kernel, kThreads, nbytes, tiles, device);
-    LaunchClusters(op, kernel, grid, 1, kThreads, nbytes, ComputeMajor(device) >= 9, stream,
+    LaunchSmall(op, kernel, grid, 1, kThreads, nbytes, ComputeMajor(device) >= 9, stream,
                    args...);
   }
 };
@@ -616,7 +617,7 @@ bool ConvPoolTensorFilterGradient(const char* op, const ConvPool& p, const float
                       : kernel_w == 5 ? FilterGradientTensorKernel<5>
                                       : FilterGradientTensorKernel<7>;
   const bool pdl = ComputeMajor(device) >= 9;
-  LaunchClusters(op, kernel, (unsigned)(t.workers * t.slot_blocks), 1, kThreads, (size_t)nbytes,
+  LaunchSmall(op, kernel, (unsigned)(t.workers * t.slot_blocks), 1, kThreads, (size_t)nbytes,
                  pdl, stream, t, x, dy, code, partial.floats());
   add(partial.floats(), t.workers, numel, t.outputs);
   return true;

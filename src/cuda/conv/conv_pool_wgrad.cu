@@ -14,6 +14,7 @@
 #include "cuda/conv/conv_pool_sparse.cuh"
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/optim/summed_update.cuh"
+#include "cuda/runtime/launch_small.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "cuda/runtime/widened.cuh"
 #include "math/optimizer_args.h"
@@ -249,7 +250,7 @@ void LaunchFilterGradient(const char* op, const Task& t, int64_t numel, bool pdl
                           const float* x, const float* dy, const uint8_t* code, float* partial) {
   const int threads = (int)RoundUp(t.slices * t.groups * t.kernel_rows, 32);
   const int64_t joined = (int64_t)t.slices * t.groups * t.kernel_rows * kOutputs * kKernelW;
-  LaunchClusters(op, FilterGradientKernel<kKernelW, kWindow, kOutputs>,
+  LaunchSmall(op, FilterGradientKernel<kKernelW, kWindow, kOutputs>,
                  (unsigned)(t.workers * t.group_blocks), 1, threads,
                  std::max(numel, joined) * sizeof(float), pdl, stream, t, x, dy, code, partial);
 }
@@ -355,7 +356,7 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
   if (!Numel(df)) return;
   const bool pdl = ComputeMajor(df->ctx.device_id) >= 9;
   const auto reduce = [&](const float* partial, int workers, int numel, int biases) {
-    LaunchClusters(op, ReduceWorkersKernel, (unsigned)CeilDiv(numel + biases, kSumCols), 1,
+    LaunchSmall(op, ReduceWorkersKernel, (unsigned)CeilDiv(numel + biases, kSumCols), 1,
                    kSumCols * kSumRows, 0, pdl, stream, partial, workers, numel, biases, of_filter,
                    of_bias);
   };

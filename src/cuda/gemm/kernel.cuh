@@ -11,6 +11,7 @@
 
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "cuda/runtime/launch_small.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -26,6 +27,7 @@ struct GemmParams {
   float* partial;             // (splits, m, n), then (splits, sums); null: a cluster reduces
   bool allow_pdl;             // may launch while its predecessor drains
   int first_tile = 0, tiles;  // those of this launch
+  bool early = false;
 };
 
 struct TileCoord {
@@ -295,6 +297,7 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void GemmKernel(const Ge
   const OperandSums operand_sums(gemm, coord);
   Mainloop<T, Accumulator, kTransA, kTransB> mainloop(params, coord, memory);
   GridDependencySynchronize();
+  if (params.early) TriggerProgrammaticLaunch();
   mainloop.Begin();
   mainloop.Run(operand_sums, thread_sums, [] {});
   WriteTile<T>(params, coord, memory);
@@ -327,7 +330,7 @@ void LaunchTiles(const char* op, const GemmParams& params, DLStream stream) {
   const unsigned blocks = (unsigned)(params.tiles * params.splits);
   const unsigned cluster = params.partial ? 1 : (unsigned)params.splits;
   const auto launch = [&](auto trans_a, auto trans_b) {
-    LaunchClusters(op, GemmKernel<T, Accumulator, trans_a, trans_b>, blocks, cluster, T::kThreads,
+    LaunchSmall(op, GemmKernel<T, Accumulator, trans_a, trans_b>, blocks, cluster, T::kThreads,
                    MemoryNbytes<T, Accumulator<T, trans_a, trans_b>>(), params.allow_pdl, stream,
                    params);
   };

@@ -14,6 +14,7 @@
 
 #include "cuda/gemm/kernel.cuh"
 #include "cuda/gemm/uint8.cuh"
+#include "cuda/runtime/launch_small.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "math/optimizer_args.h"
 #include "math/optimizer_rules.h"
@@ -216,6 +217,7 @@ __device__ __forceinline__ bool ComputeTile(const GroupedGemm& group, const Gemm
   if (threadIdx.x == 0) source = group.source;
   Mainloop<T, Accumulator, true, false> mainloop(params, coord, memory);
   GridDependencySynchronize();
+  if (params.early) TriggerProgrammaticLaunch();
   if (!group.source.Due(group.every_run)) return false;
   rule::Source::Seen seen = {};  // issued before the copies, behind which it would queue
   if (threadIdx.x == 0) seen = group.source.Look();
@@ -278,7 +280,7 @@ void LaunchGroupedGemm(const char* op, int tiling, const GroupedGemm& group, uns
                        bool allow_pdl, DLStream stream) {
   WithTiling<Tilings>(tiling, [&](auto of) {
     using T = typename decltype(of)::type;
-    LaunchClusters(op, GroupedGemmKernel<T, Accumulator, kAnyU8>, blocks, (unsigned)group.splits,
+    LaunchSmall(op, GroupedGemmKernel<T, Accumulator, kAnyU8>, blocks, (unsigned)group.splits,
                    T::kThreads, MemoryNbytes<T, Accumulator<T, true, false>>(), allow_pdl, stream,
                    group);
   });

@@ -11,6 +11,7 @@
 
 #include "cuda/gemm/panel.cuh"
 #include "cuda/loss/cross_entropy.cuh"
+#include "cuda/runtime/launch_small.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "math/mlp_head.h"
 
@@ -237,7 +238,7 @@ void LaunchLinearHead(const char* op, int device, const linear_head::Head& head,
                       DLStream stream) {
   const auto kernel = k_major ? linear_head::LinearHeadKernel<kClasses, true, Labels>
                               : linear_head::LinearHeadKernel<kClasses, false, Labels>;
-  LaunchClusters(op, kernel, blocks, 1, kThreads, 0, ComputeMajor(device) >= 9, stream, head,
+  LaunchSmall(op, kernel, blocks, 1, kThreads, 0, ComputeMajor(device) >= 9, stream, head,
                  labels, args.reduction, args.scale, args.loss);
 }
 

@@ -15,6 +15,7 @@
 #include "cuda/gemm/panel.cuh"
 #include "cuda/loss/cross_entropy.cuh"
 #include "cuda/loss/mlp_head_gemm.cuh"
+#include "cuda/runtime/launch_small.cuh"
 #include "math/mlp_head.h"
 
 namespace dlsys {
@@ -346,7 +347,7 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
   // No other kernel runs beside this one, so its blocks are spread over all multiprocessors.
   const size_t shared = SpreadOut(op, (unsigned)blocks, (size_t)nbytes);
   const auto kernel = tensor ? HeadKernel<kRows, true, Labels> : HeadKernel<kRows, false, Labels>;
-  LaunchClusters(op, kernel, (unsigned)blocks, 1, threads, shared, ComputeMajor(device) >= 9,
+  LaunchSmall(op, kernel, (unsigned)blocks, 1, threads, shared, ComputeMajor(device) >= 9,
                  stream, head, labels, loss_args.reduction, loss_args.scale, loss_args.loss);
 }
 

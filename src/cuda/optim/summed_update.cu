@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cuda/optim/summed_update.cuh"
+#include "cuda/runtime/launch_small.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "math/optimizer_args.h"
 
@@ -141,7 +142,7 @@ void RunSummedUpdate(const char* op, const SummedParameter<Rule::kStates>* param
     members.member[members.count++] = {of, (int)blocks, aligned};
     blocks += (unsigned)CeilDiv(of.size, kColumns);
   }
-  LaunchClusters(op, SummedUpdateKernel<Rule>, blocks, 1, kThreads, 0, ComputeMajor(device) >= 9,
+  LaunchSmall(op, SummedUpdateKernel<Rule>, blocks, 1, kThreads, 0, ComputeMajor(device) >= 9,
                  stream, members, source);
 }
 

@@ -1,9 +1,12 @@
 // The host's part of a launch besides the launch itself is the same for every kernel, so it is
 // compiled once. None of it waits for the GPU.
-#include <cstdlib>
-#include <cstring>
-
 #include "cuda/runtime/launch.cuh"
+
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "cuda/runtime/launch_small.cuh"
 #include "runtime/counters.h"
 
 namespace dlsys {
@@ -19,25 +22,29 @@ void EndLaunch(const char* op, cudaError_t status) {
   Counters::kernel_launches.fetch_add(1, std::memory_order_relaxed);
 }
 
-static bool Try(const char* what) {
-  const char* text = getenv("DLSYS_TRY");
-  return text && strstr(text, what);
-}
-
 void AllowShared(const char* op, const void* kernel, size_t nbytes) {
-  int device = 0;
-  Check(op, cudaGetDevice(&device));
-#ifndef DLSYS_EMULATED
-  static const bool carve = Try("carve");
-  if (carve)
-    Check(op, cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                   cudaSharedmemCarveoutMaxShared));
-#endif
   if (nbytes <= kPlainShared) return;
+  int device = 0;
   cudaFuncAttributes attributes;
+  Check(op, cudaGetDevice(&device));
   Check(op, cudaFuncGetAttributes(&attributes, kernel));
   Check(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  (int)(SharedLimit(device) - attributes.sharedSizeBytes)));
+}
+
+void PreferShared(const char* op, const void* kernel) {
+#ifdef DLSYS_EMULATED  // has no cache
+  (void)op, (void)kernel;
+#else
+  static std::mutex mutex;
+  static auto* const known = new std::set<std::pair<int, const void*>>;
+  int device = 0;
+  Check(op, cudaGetDevice(&device));
+  std::lock_guard<std::mutex> lock(mutex);
+  if (!known->insert({device, kernel}).second) return;
+  Check(op, cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared));
+#endif
 }
 
 bool RegistersHold(const char* op, const void* kernel, unsigned threads, int64_t blocks) {
@@ -51,8 +58,6 @@ bool RegistersHold(const char* op, const void* kernel, unsigned threads, int64_t
 }
 
 size_t SpreadOut(const char* op, unsigned blocks, size_t nbytes) {
-  static const bool none = Try("nospread");
-  if (none) return nbytes;
   int device = 0, most = 0;
   Check(op, cudaGetDevice(&device));
   Check(op, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
