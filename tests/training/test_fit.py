@@ -23,6 +23,7 @@ from dlsys.executor.run.parameters import Slot
 from dlsys.ndarray import NDArray
 from dlsys.runtime.device import Context, gpu, memory_stats
 from dlsys.settings import settings
+from support import sample
 from support.devices import EMULATED, on_native_devices, slow
 from support.small_runs import CLASSES, OnStep, final, loader, model, points, sgd
 
@@ -239,7 +240,7 @@ class Fit:
 
     @slow
     def test_memory_is_flat_over_hundreds_of_epochs(self) -> None:
-        tenth = 20 if EMULATED and self.ctx is gpu(0) else 40
+        tenth = 20 if EMULATED and self.ctx is gpu(0) else sample.count(40, 20)
         marks: dict[int, Any] = {}
         ctx = self.ctx
 

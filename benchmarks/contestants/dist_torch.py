@@ -16,8 +16,8 @@ from torch import distributed
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from contestants import large_torch, race_torch
 from shared.workloads import NAMED, RATE
-from speed import large_torch, race_torch
 
 MIB = (1, 16, 100, 500)
 WARM_RUNS = 6
