@@ -269,7 +269,7 @@ void LaunchForward(const char* op, const Task& t, int threads, size_t nbytes, in
   const auto kernel = ConvPoolKernel<kKernelW, kSide, kOutputs>;
   const unsigned grid = TiledGrid(op, kernel, threads, nbytes, t.tiles, device);
   LaunchSmall(op, kernel, grid, 1, threads, nbytes, ComputeMajor(device) >= 9, stream, t, x, f,
-                 bias, y, code);
+              bias, y, code);
 }
 using ForwardLauncher = decltype(&LaunchForward<3, 2, 2>);
 
@@ -358,8 +358,8 @@ void LaunchFew(const char* op, const FewImages& t, unsigned images, int device, 
                const float* x, const float* f, const float* bias, float* y, uint8_t* code) {
   const unsigned threads = (unsigned)RoundUp(t.Windows() * t.slices, 32);
   LaunchSmall(op, ConvPoolFewKernel<kKernelW, kSide>, images * t.outputs, 1, threads,
-                 FewShared(t, kSide) * sizeof(float), ComputeMajor(device) >= 9, stream, t, x, f,
-                 bias, y, code);
+              FewShared(t, kSide) * sizeof(float), ComputeMajor(device) >= 9, stream, t, x, f, bias,
+              y, code);
 }
 using FewLauncher = decltype(&LaunchFew<3, 2>);
 constexpr FewLauncher kFew[2][3] = {{LaunchFew<3, 2>, LaunchFew<5, 2>, LaunchFew<7, 2>},
@@ -429,7 +429,7 @@ void LaunchDataGradient(const char* op, const Task& t, int threads, size_t nbyte
   const auto kernel = DataGradientKernel<kKernelW, kOutputs>;
   const unsigned grid = TiledGrid(op, kernel, threads, nbytes, t.images * t.group_blocks, device);
   LaunchSmall(op, kernel, (unsigned)RoundUp(grid, t.group_blocks), 1, threads, nbytes,
-                 ComputeMajor(device) >= 9, stream, t, f, dy, code, dx);
+              ComputeMajor(device) >= 9, stream, t, f, dy, code, dx);
 }
 using DataGradientLauncher = decltype(&LaunchDataGradient<3, 2>);
 #define DLSYS_OUTPUTS(...)                                                 \

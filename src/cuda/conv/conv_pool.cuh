@@ -224,7 +224,6 @@ unsigned TiledGrid(const char* op, void (*kernel)(Params...), int threads, size_
   return (unsigned)CeilDiv(tiles, CeilDiv(tiles, concurrent));
 }
 
-
 // ---- the same on tensor cores in tf32 (conv_pool_tensor.cu); false for layers that they are not
 // for
 

@@ -297,8 +297,8 @@ bool SparseDataGradient(const char* op, const ConvPool& p, const float* f, const
       : groups == 1 ? SparseDataGradientKernel<7, 1>
                     : SparseDataGradientKernel<7, 2>;
   const unsigned grid = GridOf(op, kernel, t, (size_t)nbytes, 4, device);
-  LaunchSmall(op, kernel, grid, 1, kThreads, (size_t)nbytes, ComputeMajor(device) >= 9, stream,
-                 t, f, dy, code, dx);
+  LaunchSmall(op, kernel, grid, 1, kThreads, (size_t)nbytes, ComputeMajor(device) >= 9, stream, t,
+              f, dy, code, dx);
   return true;
 }
 
@@ -324,7 +324,7 @@ bool SparseFilterGradient(const char* op, const ConvPool& p, const float* x, con
   const Scratch partial(ctx, (int64_t)workers * sums * (int64_t)sizeof(float), stream);
   const bool pdl = ComputeMajor(device) >= 9;
   LaunchSmall(op, kernel, workers, 1, kThreads, (size_t)nbytes, pdl, stream, t, x, dy, code,
-                 partial.floats());
+              partial.floats());
   add(partial.floats(), (int)workers, sums - t.outputs, t.outputs);
   return true;
 }

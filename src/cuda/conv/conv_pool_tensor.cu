@@ -475,8 +475,7 @@ struct Launching {
   void operator()(void (*kernel)(Params...), int tiles, size_t nbytes, Args... args) const {
     AllowShared(op, (const void*)kernel, nbytes);
     const unsigned grid = TiledGrid(op, kernel, kThreads, nbytes, tiles, device);
-    LaunchSmall(op, kernel, grid, 1, kThreads, nbytes, ComputeMajor(device) >= 9, stream,
-                   args...);
+    LaunchSmall(op, kernel, grid, 1, kThreads, nbytes, ComputeMajor(device) >= 9, stream, args...);
   }
 };
 
@@ -617,8 +616,8 @@ bool ConvPoolTensorFilterGradient(const char* op, const ConvPool& p, const float
                       : kernel_w == 5 ? FilterGradientTensorKernel<5>
                                       : FilterGradientTensorKernel<7>;
   const bool pdl = ComputeMajor(device) >= 9;
-  LaunchSmall(op, kernel, (unsigned)(t.workers * t.slot_blocks), 1, kThreads, (size_t)nbytes,
-                 pdl, stream, t, x, dy, code, partial.floats());
+  LaunchSmall(op, kernel, (unsigned)(t.workers * t.slot_blocks), 1, kThreads, (size_t)nbytes, pdl,
+              stream, t, x, dy, code, partial.floats());
   add(partial.floats(), t.workers, numel, t.outputs);
   return true;
 }

@@ -251,8 +251,8 @@ void LaunchFilterGradient(const char* op, const Task& t, int64_t numel, bool pdl
   const int threads = (int)RoundUp(t.slices * t.groups * t.kernel_rows, 32);
   const int64_t joined = (int64_t)t.slices * t.groups * t.kernel_rows * kOutputs * kKernelW;
   LaunchSmall(op, FilterGradientKernel<kKernelW, kWindow, kOutputs>,
-                 (unsigned)(t.workers * t.group_blocks), 1, threads,
-                 std::max(numel, joined) * sizeof(float), pdl, stream, t, x, dy, code, partial);
+              (unsigned)(t.workers * t.group_blocks), 1, threads,
+              std::max(numel, joined) * sizeof(float), pdl, stream, t, x, dy, code, partial);
 }
 using Launcher = decltype(&LaunchFilterGradient<3, 2, 2>);
 
@@ -357,8 +357,8 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
   const bool pdl = ComputeMajor(df->ctx.device_id) >= 9;
   const auto reduce = [&](const float* partial, int workers, int numel, int biases) {
     LaunchSmall(op, ReduceWorkersKernel, (unsigned)CeilDiv(numel + biases, kSumCols), 1,
-                   kSumCols * kSumRows, 0, pdl, stream, partial, workers, numel, biases, of_filter,
-                   of_bias);
+                kSumCols * kSumRows, 0, pdl, stream, partial, workers, numel, biases, of_filter,
+                of_bias);
   };
   RunFilterGradient(op, p, x, dy, code, precision, reduce, stream);
 }

@@ -322,7 +322,7 @@ GemmParams MakeParams(const char* op, const Gemm& p, const TileConfig& config) {
   const bool aligned_b = Aligned16(p.b) && row_b % (p.u8 == U8Operand::kB ? 16 : 4) == 0;
   return {p,         (int)rows,         (int)cols,     splits,  KSlice(p.k, splits),
           aligned_a, aligned_b,         AlignedOut(p), nullptr, ComputeMajor(p.ctx.device_id) >= 9,
-          0,         (int)(rows * cols), getenv("DLSYS_TRY") && strstr(getenv("DLSYS_TRY"), "early")};
+          0,         (int)(rows * cols)};
 }
 
 void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream stream) {

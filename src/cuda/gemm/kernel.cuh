@@ -27,7 +27,6 @@ struct GemmParams {
   float* partial;             // (splits, m, n), then (splits, sums); null: a cluster reduces
   bool allow_pdl;             // may launch while its predecessor drains
   int first_tile = 0, tiles;  // those of this launch
-  bool early = false;
 };
 
 struct TileCoord {
@@ -297,7 +296,6 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void GemmKernel(const Ge
   const OperandSums operand_sums(gemm, coord);
   Mainloop<T, Accumulator, kTransA, kTransB> mainloop(params, coord, memory);
   GridDependencySynchronize();
-  if (params.early) TriggerProgrammaticLaunch();
   mainloop.Begin();
   mainloop.Run(operand_sums, thread_sums, [] {});
   WriteTile<T>(params, coord, memory);
@@ -331,8 +329,8 @@ void LaunchTiles(const char* op, const GemmParams& params, DLStream stream) {
   const unsigned cluster = params.partial ? 1 : (unsigned)params.splits;
   const auto launch = [&](auto trans_a, auto trans_b) {
     LaunchSmall(op, GemmKernel<T, Accumulator, trans_a, trans_b>, blocks, cluster, T::kThreads,
-                   MemoryNbytes<T, Accumulator<T, trans_a, trans_b>>(), params.allow_pdl, stream,
-                   params);
+                MemoryNbytes<T, Accumulator<T, trans_a, trans_b>>(), params.allow_pdl, stream,
+                params);
   };
   using Yes = std::true_type;
   using No = std::false_type;

@@ -217,7 +217,6 @@ __device__ __forceinline__ bool ComputeTile(const GroupedGemm& group, const Gemm
   if (threadIdx.x == 0) source = group.source;
   Mainloop<T, Accumulator, true, false> mainloop(params, coord, memory);
   GridDependencySynchronize();
-  if (params.early) TriggerProgrammaticLaunch();
   if (!group.source.Due(group.every_run)) return false;
   rule::Source::Seen seen = {};  // issued before the copies, behind which it would queue
   if (threadIdx.x == 0) seen = group.source.Look();
@@ -281,8 +280,8 @@ void LaunchGroupedGemm(const char* op, int tiling, const GroupedGemm& group, uns
   WithTiling<Tilings>(tiling, [&](auto of) {
     using T = typename decltype(of)::type;
     LaunchSmall(op, GroupedGemmKernel<T, Accumulator, kAnyU8>, blocks, (unsigned)group.splits,
-                   T::kThreads, MemoryNbytes<T, Accumulator<T, true, false>>(), allow_pdl, stream,
-                   group);
+                T::kThreads, MemoryNbytes<T, Accumulator<T, true, false>>(), allow_pdl, stream,
+                group);
   });
 }
 

@@ -1,8 +1,8 @@
-// Fused linear classifier: logits of a few classes, softmax cross-entropy and the gradients of weight
-// and bias, in one launch. A block takes a few rows at a time: a thread has four features of each,
-// in shared memory, and of every class's weights, in registers, so that x is read once and serves
-// forward and back. Nothing is written but the loss and, by block, the gradients of its rows: an
-// update adds these in a fixed order (optim/summed_update.cu).
+// Fused linear classifier: logits of a few classes, softmax cross-entropy and the gradients of
+// weight and bias, in one launch. A block takes a few rows at a time: a thread has four features of
+// each, in shared memory, and of every class's weights, in registers, so that x is read once and
+// serves forward and back. Nothing is written but the loss and, by block, the gradients of its
+// rows: an update adds these in a fixed order (optim/summed_update.cu).
 //
 // x (rows, k), k a multiple of 4, weight (classes, k) or (k, classes), all float32, contiguous;
 // what does not allow 16-byte loads is copied first. Latency limits it: of the weight's loads, and
@@ -25,8 +25,8 @@ static_assert(kRows == kWarps, "a warp has a row's loss");
 constexpr int kMaxFeatures = 4 * kThreads, kMaxClasses = 16;
 
 struct Head {
-  const float *x, *weight, *bias;   // bias may be null
-  float *of_weight, *of_bias;       // a block's gradients, one behind the other; of_bias may be null
+  const float *x, *weight, *bias;  // bias may be null
+  float *of_weight, *of_bias;      // a block's gradients, one behind the other; of_bias may be null
   int64_t rows;
   int k, classes;
   bool x_ready;  // PDL: x and labels may be read before the predecessor ends
@@ -42,8 +42,7 @@ __device__ __forceinline__ void ScatterSums(float* values, int* first) {
     constexpr int kApart = kLanes / 2;
     if constexpr (kCount % 2) {
 #pragma unroll
-      for (int i = 0; i < kCount; i++)
-        values[i] += __shfl_xor_sync(0xffffffffu, values[i], kApart);
+      for (int i = 0; i < kCount; i++) values[i] += __shfl_xor_sync(0xffffffffu, values[i], kApart);
       ScatterSums<kCount, kApart>(values, first);
     } else {
       const bool upper = threadIdx.x & kApart;
@@ -94,8 +93,8 @@ __device__ __forceinline__ void StoreSums(const Head& head, int k0,
                                           const float (&sums)[kClasses][4]) {
   const int classes = head.classes;
   if (k0 >= head.k) return;
-  float* to = head.of_weight + (int64_t)blockIdx.x * classes * head.k +
-              (kKMajor ? k0 : k0 * classes);
+  float* to =
+      head.of_weight + (int64_t)blockIdx.x * classes * head.k + (kKMajor ? k0 : k0 * classes);
 #pragma unroll
   for (int c = 0; c < kClasses; c++) {
     if (c >= classes) break;
@@ -162,8 +161,8 @@ __global__ __launch_bounds__(kThreads, kClasses > 10 ? 1 : 2)  // others run bes
           const float4 v = *(const float4*)(x[pass + r] + k0);
 #pragma unroll
           for (int c = 0; c < kClasses; c++)
-            products[r * kClasses + c] =
-                fmaf(v.x, weight[c][0], v.y * weight[c][1]) + fmaf(v.z, weight[c][2], v.w * weight[c][3]);
+            products[r * kClasses + c] = fmaf(v.x, weight[c][0], v.y * weight[c][1]) +
+                                         fmaf(v.z, weight[c][2], v.w * weight[c][3]);
         }
         int at = pass * kClasses;
         ScatterSums<kSums, 32>(products, &at);
@@ -238,8 +237,8 @@ void LaunchLinearHead(const char* op, int device, const linear_head::Head& head,
                       DLStream stream) {
   const auto kernel = k_major ? linear_head::LinearHeadKernel<kClasses, true, Labels>
                               : linear_head::LinearHeadKernel<kClasses, false, Labels>;
-  LaunchSmall(op, kernel, blocks, 1, kThreads, 0, ComputeMajor(device) >= 9, stream, head,
-                 labels, args.reduction, args.scale, args.loss);
+  LaunchSmall(op, kernel, blocks, 1, kThreads, 0, ComputeMajor(device) >= 9, stream, head, labels,
+              args.reduction, args.scale, args.loss);
 }
 
 template <class Labels>
@@ -267,8 +266,8 @@ const float* Aligned(const char* op, const DLArray* a, std::optional<Scratch>* c
   const int64_t nbytes = Numel(a) * (int64_t)sizeof(float);
   copy->emplace(a->ctx, nbytes, stream);
   if (!Workspace::Querying())
-    Check(op, cudaMemcpyAsync((*copy)->data(), from, nbytes, cudaMemcpyDeviceToDevice,
-                              Native(stream)));
+    Check(op,
+          cudaMemcpyAsync((*copy)->data(), from, nbytes, cudaMemcpyDeviceToDevice, Native(stream)));
   return (*copy)->floats();
 }
 
@@ -309,7 +308,8 @@ void LinearHead(const DLArray* x, const DLArray* weight, const DLArrayList* bias
          kMaxFeatures, kMaxClasses, (long)s.k, (long)s.classes);
   linear_head::Head head = {};
   std::optional<Scratch> aligned_x, aligned_weight;
-  head.x = Aligned(op, x, &aligned_x, stream), head.weight = Aligned(op, weight, &aligned_weight, stream);
+  head.x = Aligned(op, x, &aligned_x, stream),
+  head.weight = Aligned(op, weight, &aligned_weight, stream);
   head.bias = biases->count ? In(op, biases->arrays[0]) : nullptr;
   head.of_weight = Out(op, gradients->arrays[0]);
   head.of_bias = gradients->count > 1 ? Out(op, gradients->arrays[1]) : nullptr;

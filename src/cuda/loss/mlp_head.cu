@@ -9,8 +9,6 @@
 // shared memory is too small or the rows are many, GEMMs with epilogues and a fused cross-entropy
 // run instead.
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
 #include "cuda/gemm/panel.cuh"
 #include "cuda/loss/cross_entropy.cuh"
@@ -48,7 +46,7 @@ struct Head {
 // Lanes of a warp issue bulk copies one after another, some 75 cycles each, so rows go to warps in
 // turn.
 __device__ __forceinline__ int FirstLine() {
-  return (int)threadIdx.x % 32 * ((int)blockDim.x / 32) + (int)threadIdx.x / 32;
+  return (int)threadIdx.x % 32 * kWarps + (int)threadIdx.x / 32;
 }
 
 // Issues a copy and returns the bytes of it that arrive by this thread's bulk copies. Each block
@@ -65,7 +63,7 @@ __device__ __forceinline__ int Begin(const Copy copy, float of_grid, float* memo
   if (kHasBulkCopies && aligned) {
     int nbytes = 0;
 #pragma unroll 1
-    for (int i = FirstLine(); i < copy.lines; i += (int)blockDim.x) {
+    for (int i = FirstLine(); i < copy.lines; i += kHeadThreads) {
       const int line = line_of(i), of_line = numel_of(line) * (int)sizeof(float);
       CopyBulk(to + line * copy.pitch, copy.from + line * copy.line, of_line, arrivals);
       nbytes += of_line;
@@ -75,7 +73,7 @@ __device__ __forceinline__ int Begin(const Copy copy, float of_grid, float* memo
   int log = 5;  // of the threads that copy a row together
   while (log > 0 && 4 << (log - 1) >= copy.line) log--;
 #pragma unroll 1
-  for (int i = threadIdx.x >> log; i < copy.lines; i += (int)blockDim.x >> log) {
+  for (int i = threadIdx.x >> log; i < copy.lines; i += kHeadThreads >> log) {
     const int line = line_of(i), numel = numel_of(line);
 #pragma unroll 1
     for (int at = (threadIdx.x & ((1 << log) - 1)) * 4; at < numel; at += 4 << log)
@@ -93,17 +91,17 @@ __device__ __forceinline__ void ClearPadding(float* values, int columns) {
 }
 
 template <int kRows, bool kTensorCores, class Labels>
-__global__ __launch_bounds__(kMostHeadThreads,
+__global__ __launch_bounds__(kHeadThreads,
                              1) void HeadKernel(const __grid_constant__ Head given, Labels labels,
                                                 GridReduction reduction, float scale, Output loss) {
-  static_assert(kRows <= kThreads / 32, "a warp has a row");
+  static_assert(kRows <= kWarps && kHeadThreads == kThreads, "a warp has a row; FinishGridSum");
   float* const memory = DynamicShared<float>();
-  __shared__ float of_warp[kMostHeadThreads / 32];
+  __shared__ float of_warp[kWarps];
   __shared__ Arrivals arrivals;
   __shared__ Head head;  // kernel parameters are slow on first access
-  if (threadIdx.x == 0) MakeArrivals(&arrivals, (int)blockDim.x);
+  if (threadIdx.x == 0) MakeArrivals(&arrivals, kHeadThreads);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < (int)(sizeof(Head) / 4); i += (int)blockDim.x)
+  for (int i = threadIdx.x; i < (int)(sizeof(Head) / 4); i += kHeadThreads)
     ((int*)&head)[i] = ((const int*)&given)[i];
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -155,7 +153,7 @@ __global__ __launch_bounds__(kMostHeadThreads,
       if (first + (int64_t)gridDim.x * kRows >= head.rows && threadIdx.x == 0) {
         float of_block = of_warp[0];
 #pragma unroll
-        for (int k = 1; k < kRows; k++) of_block += of_warp[k];
+        for (int k = 1; k < kWarps; k++) of_block += of_warp[k];
         PublishBlockSum(of_block, reduction);  // long before the block's end
       }
     }
@@ -164,10 +162,7 @@ __global__ __launch_bounds__(kMostHeadThreads,
   }
   TriggerProgrammaticLaunch();
   if (begin >= head.rows) PublishBlockSum(0.f, reduction);
-  if (blockDim.x == kMostHeadThreads)
-    FinishGridSum<kMostHeadThreads>(arrival, reduction, scale, loss);
-  else
-    FinishGridSum(arrival, reduction, scale, loss);
+  FinishGridSum(arrival, reduction, scale, loss);
 }
 
 }  // namespace mlp_head
@@ -234,7 +229,7 @@ Stage BackwardStage(const Layer& layer, Stage stage, bool tensor, int from_at, i
 // Lays out shared memory and the stages: value buffers, then weights, biases, and partial sums; its
 // size in *nbytes.
 template <int kRows>
-Head Plan(const Layers& layers, bool tensor, int threads, int64_t* nbytes) {
+Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
   const int count = layers.count;
   Head head = {};
   head.x = layers.x, head.rows = layers.rows, head.dlogits = layers.dlogits;
@@ -272,7 +267,7 @@ Head Plan(const Layers& layers, bool tensor, int threads, int64_t* nbytes) {
     head.stage[head.stages++] =
         BackwardStage(layers.of[l], head.stage[l], tensor, buffers[l + 1], buffers[l]);
   for (Stage* stage = head.stage; stage < head.stage + head.stages; stage++) {
-    Partition<kRows>(stage, threads);
+    Partition<kRows>(stage);
     if (!IsWarpPerRow(stage->kind))
       partials = std::max<int64_t>(partials, stage->k_slices * PartialNumel<kRows>(stage->n));
   }
@@ -327,9 +322,7 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
   const int device = ctx.device_id, multiprocessors = Multiprocessors(device);
   int64_t nbytes;
   const bool tensor = layers.precision == Precision::kTf32 && ComputeMajor(device) >= 8;
-  const char* text = getenv("DLSYS_TRY");
-  const int threads = text && strstr(text, "head512") ? 512 : 256;
-  Head head = Plan<kRows>(layers, tensor, threads, &nbytes);
+  Head head = Plan<kRows>(layers, tensor, &nbytes);
   const bool fits = (size_t)nbytes + sizeof(Head) + 1024 <= SharedLimit(device);
   if constexpr (kRows > 1) {
     if (!fits || CeilDiv(layers.rows, kRows / 2) <= multiprocessors)
@@ -347,8 +340,8 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
   // No other kernel runs beside this one, so its blocks are spread over all multiprocessors.
   const size_t shared = SpreadOut(op, (unsigned)blocks, (size_t)nbytes);
   const auto kernel = tensor ? HeadKernel<kRows, true, Labels> : HeadKernel<kRows, false, Labels>;
-  LaunchSmall(op, kernel, (unsigned)blocks, 1, threads, shared, ComputeMajor(device) >= 9,
-                 stream, head, labels, loss_args.reduction, loss_args.scale, loss_args.loss);
+  LaunchSmall(op, kernel, (unsigned)blocks, 1, kHeadThreads, shared, ComputeMajor(device) >= 9,
+              stream, head, labels, loss_args.reduction, loss_args.scale, loss_args.loss);
 }
 
 Layers CheckedLayers(const char* op, const DLArray* x, const DLArrayList* weights,

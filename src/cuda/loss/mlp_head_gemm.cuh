@@ -14,7 +14,8 @@ namespace dlsys {
 namespace cuda {
 namespace mlp_head {
 
-constexpr int kMostHeadThreads = 512;
+constexpr int kHeadThreads = 256;
+constexpr int kWarps = kHeadThreads / 32;
 
 __host__ __device__ constexpr int RoundUp4(int n) { return CeilDiv32(n, 4) * 4; }
 
@@ -69,17 +70,17 @@ __host__ __device__ constexpr int PartialNumel(int n) {
 }
 
 template <int kRows>
-void Partition(Stage* stage, int threads) {
+void Partition(Stage* stage) {
   if (IsWarpPerRow(stage->kind)) return;
   const bool tensor = stage->kind == GemmKind::kTensorCores;
-  const int units = tensor ? threads / 32 : threads, quads = CeilDiv32(stage->n, 4);
+  const int units = tensor ? kWarps : kHeadThreads, quads = CeilDiv32(stage->n, 4);
   const int k_steps = CeilDiv32(stage->k, tensor ? 8 : 4);
   stage->units_n = std::min(units, tensor ? CeilDiv32(stage->n, kTileN) : quads);
   stage->k_groups = units / stage->units_n;
   stage->k_per_group = CeilDiv32(k_steps, stage->k_groups);
   stage->k_slices = CeilDiv32(k_steps, stage->k_per_group);
   stage->reducers = 1;
-  while (stage->reducers < 8 && 2 * stage->reducers * kRows * quads <= threads)
+  while (stage->reducers < 8 && 2 * stage->reducers * kRows * quads <= kHeadThreads)
     stage->reducers *= 2;
   stage->by_units_n = Divisor(stage->units_n), stage->by_quads = Divisor(quads);
 }
@@ -299,7 +300,7 @@ __device__ __forceinline__ void Finish(const Stage& stage, const float* partials
   const int in_row = CeilDiv32(stage.n, 4), quads = kRows * in_row;
   const int reducer = threadIdx.x % stage.reducers, numel = PartialNumel<kRows>(stage.n);
 #pragma unroll 1
-  for (int begin = 0; begin < quads; begin += (int)blockDim.x / stage.reducers) {
+  for (int begin = 0; begin < quads; begin += kHeadThreads / stage.reducers) {
     const int quad = begin + (int)threadIdx.x / stage.reducers, at = 4 * min(quad, quads - 1);
     float x[4] = {}, old[4];
 #pragma unroll 4

@@ -143,11 +143,11 @@ void RunSummedUpdate(const char* op, const SummedParameter<Rule::kStates>* param
     blocks += (unsigned)CeilDiv(of.size, kColumns);
   }
   LaunchSmall(op, SummedUpdateKernel<Rule>, blocks, 1, kThreads, 0, ComputeMajor(device) >= 9,
-                 stream, members, source);
+              stream, members, source);
 }
 
-#define DLSYS_RUN(Rule)                                                                     \
-  template void RunSummedUpdate<rule::Rule>(const char*,                                    \
+#define DLSYS_RUN(Rule)                                                                       \
+  template void RunSummedUpdate<rule::Rule>(const char*,                                      \
                                             const SummedParameter<rule::Rule::kStates>*, int, \
                                             const rule::Source&, int, DLStream);
 DLSYS_RULES(DLSYS_RUN)

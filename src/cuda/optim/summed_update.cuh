@@ -1,5 +1,6 @@
-// Optimizer steps of parameters whose gradients lie in parts, for the kernels that leave those;
-// summed_update.cu has the kernel.
+// Optimizer steps of parameters whose gradients lie in parts, for the kernels that leave those:
+// what each block of such a kernel has summed. summed_update.cu has the kernel that adds them in a
+// fixed order, and what limits it.
 #pragma once
 #include "cuda/runtime/launch.cuh"
 #include "math/optimizer_rules.h"

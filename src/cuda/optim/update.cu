@@ -229,7 +229,7 @@ void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source&
       data[Rule::kStates] = grads->arrays[k]->data;
     });
     LaunchSmall(Rule::name, UpdateKernel<T, P, Rule, kCapacity>, table.first[table.count], 1,
-                   kThreads, 0, pdl, stream, table, source, Gradients<T>{dtype == kDtype<T>});
+                kThreads, 0, pdl, stream, table, source, Gradients<T>{dtype == kDtype<T>});
   }
 }
 

@@ -168,7 +168,7 @@ void TakeOf(const char* op, const Rows& rows, const DLArray* samples, const Affi
   const int of_block = (int)std::max<int64_t>(1, std::min<int64_t>(even, kMostRows));
   const auto kernel = vectorized ? TakeKernel<kWidth, T, To, Rows> : TakeKernel<1, T, To, Rows>;
   LaunchSmall(op, kernel, Blocks(n, of_block), 1, (unsigned)threads, 0, pdl, stream, rows, from,
-                 affine, x, n, of_block, labels, InputsAreReady(0, inputs));
+              affine, x, n, of_block, labels, InputsAreReady(0, inputs));
 }
 
 template <class Rows>

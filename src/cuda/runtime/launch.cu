@@ -1,11 +1,10 @@
 // The host's part of a launch besides the launch itself is the same for every kernel, so it is
 // compiled once. None of it waits for the GPU.
-#include "cuda/runtime/launch.cuh"
-
 #include <mutex>
 #include <set>
 #include <utility>
 
+#include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/launch_small.cuh"
 #include "runtime/counters.h"
 
@@ -37,7 +36,7 @@ void PreferShared(const char* op, const void* kernel) {
   (void)op, (void)kernel;
 #else
   static std::mutex mutex;
-  static auto* const known = new std::set<std::pair<int, const void*>>;
+  static auto* const known = new std::set<std::pair<int, const void*> >;
   int device = 0;
   Check(op, cudaGetDevice(&device));
   std::lock_guard<std::mutex> lock(mutex);

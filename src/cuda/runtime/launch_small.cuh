@@ -1,5 +1,6 @@
 // Launches of grids that leave most of each multiprocessor idle, beside which kernels of other
-// branches of a captured graph run.
+// branches of a captured graph run. Larger grids keep the driver's division of a multiprocessor's
+// memory, for the cache serves them.
 #pragma once
 #include "cuda/runtime/launch.cuh"
 
