@@ -97,7 +97,9 @@ class Settings(unittest.TestCase):
 
     def test_every_file_is_a_fusion_but_what_they_share(self) -> None:
         files = {path.stem for path in (PACKAGE / "fusion").glob("*.py")}
-        shared = {"__init__", "body", "rewrite", "image_operators", "norm_operators"}
+        shared = {"__init__", "body", "rewrite"}
+        kinds = "conv_pool", "head", "image", "norm", "update"
+        shared |= {f"{kind}_operators" for kind in kinds}
         shared.add("kept_filters")  # only programs for inference name it
         self.assertEqual(files - shared, set(NAMES))
         positions = [fusion.position for fusion in FUSIONS]

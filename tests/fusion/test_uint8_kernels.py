@@ -11,7 +11,7 @@ import numpy as np
 
 from dlsys.errors import KernelError, NotApplicableError
 from dlsys.fusion.body import ACTIVATIONS
-from dlsys.fusion.weight_update import argument
+from dlsys.fusion.update_operators import argument
 from dlsys.ndarray import NDArray, array, empty, launch
 from dlsys.ops.optim.rules import RULES
 from dlsys.ops.random.device_batch import ordered

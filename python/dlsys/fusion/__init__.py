@@ -1,7 +1,7 @@
 """Fusions, one file each: the pattern that it looks for, the fused operator with its body, and the
 names of its kernels. Each is a Pass of the pipeline, found by its name FUSION; without any of these
 files every graph computes the same, only slower. They share `body.py` and `rewrite.py`, and, where
-several make or read an operator, `image_operators.py` and `norm_operators.py`.
+several make or read an operator, the files `…_operators.py`.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@
 #include "cuda/conv/conv_pool_few.cuh"
 #include "cuda/conv/conv_pool_sparse.cuh"
 #include "cuda/gemm/gemm.cuh"
+#include "cuda/runtime/launch_small.cuh"
 #include "cuda/runtime/widened.cuh"
 
 namespace dlsys {
@@ -267,8 +268,8 @@ void LaunchForward(const char* op, const Task& t, int threads, size_t nbytes, in
                    uint8_t* code) {
   const auto kernel = ConvPoolKernel<kKernelW, kSide, kOutputs>;
   const unsigned grid = TiledGrid(op, kernel, threads, nbytes, t.tiles, device);
-  LaunchClusters(op, kernel, grid, 1, threads, nbytes, ComputeMajor(device) >= 9, stream, t, x, f,
-                 bias, y, code);
+  LaunchSmall(op, kernel, grid, 1, threads, nbytes, ComputeMajor(device) >= 9, stream, t, x, f,
+              bias, y, code);
 }
 using ForwardLauncher = decltype(&LaunchForward<3, 2, 2>);
 
@@ -423,8 +424,8 @@ void LaunchDataGradient(const char* op, const Task& t, int threads, size_t nbyte
                         float* dx) {
   const auto kernel = DataGradientKernel<kKernelW, kOutputs>;
   const unsigned grid = TiledGrid(op, kernel, threads, nbytes, t.images * t.group_blocks, device);
-  LaunchClusters(op, kernel, (unsigned)RoundUp(grid, t.group_blocks), 1, threads, nbytes,
-                 ComputeMajor(device) >= 9, stream, t, f, dy, code, dx);
+  LaunchSmall(op, kernel, (unsigned)RoundUp(grid, t.group_blocks), 1, threads, nbytes,
+              ComputeMajor(device) >= 9, stream, t, f, dy, code, dx);
 }
 using DataGradientLauncher = decltype(&LaunchDataGradient<3, 2>);
 #define DLSYS_OUTPUTS(...)                                                 \

@@ -6,6 +6,7 @@
 #pragma once
 #include <algorithm>
 
+#include "cuda/conv/conv_pool_sparse.cuh"
 #include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "math/conv_pool.h"
@@ -223,11 +224,6 @@ unsigned TiledGrid(const char* op, void (*kernel)(Params...), int threads, size_
   return (unsigned)CeilDiv(tiles, CeilDiv(tiles, concurrent));
 }
 
-// df (numel) and, if wanted, db (biases): the sums of partial (workers, numel + biases) over the
-// workers.
-void ReduceWorkers(const char* op, const float* partial, int workers, int numel, int biases,
-                   float* df, float* db, bool pdl, DLStream stream);
-
 // ---- the same on tensor cores in tf32 (conv_pool_tensor.cu); false for layers that they are not
 // for
 
@@ -237,7 +233,7 @@ bool ConvPoolTensor(const char* op, const ConvPool& p, const float* x, const flo
 bool ConvPoolTensorDataGradient(const char* op, const ConvPool& p, const float* f, const float* dy,
                                 const uint8_t* code, float* dx, int device, DLStream stream);
 bool ConvPoolTensorFilterGradient(const char* op, const ConvPool& p, const float* x,
-                                  const float* dy, const uint8_t* code, float* df, float* db,
+                                  const float* dy, const uint8_t* code, const AddWorkers& add,
                                   DLContext ctx, DLStream stream);
 
 }  // namespace cuda

@@ -13,6 +13,7 @@
 #include "cuda/conv/conv_pool.cuh"
 #include "cuda/conv/conv_pool_sparse.cuh"
 #include "cuda/runtime/context.cuh"
+#include "cuda/runtime/launch_small.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -296,13 +297,13 @@ bool SparseDataGradient(const char* op, const ConvPool& p, const float* f, const
       : groups == 1 ? SparseDataGradientKernel<7, 1>
                     : SparseDataGradientKernel<7, 2>;
   const unsigned grid = GridOf(op, kernel, t, (size_t)nbytes, 4, device);
-  LaunchClusters(op, kernel, grid, 1, kThreads, (size_t)nbytes, ComputeMajor(device) >= 9, stream,
-                 t, f, dy, code, dx);
+  LaunchSmall(op, kernel, grid, 1, kThreads, (size_t)nbytes, ComputeMajor(device) >= 9, stream, t,
+              f, dy, code, dx);
   return true;
 }
 
 bool SparseFilterGradient(const char* op, const ConvPool& p, const float* x, const float* dy,
-                          const uint8_t* code, float* df, float* db, DLContext ctx,
+                          const uint8_t* code, const AddWorkers& add, DLContext ctx,
                           DLStream stream) {
   Task t = TaskOf(p, p.conv.kernel.w, p.conv.kernel.h * p.conv.kernel.w);
   if (!IsServed(p, t)) return false;
@@ -322,10 +323,9 @@ bool SparseFilterGradient(const char* op, const ConvPool& p, const float* x, con
   const unsigned workers = GridOf(op, kernel, t, (size_t)nbytes, sums > 1024 ? 2 : 4, device);
   const Scratch partial(ctx, (int64_t)workers * sums * (int64_t)sizeof(float), stream);
   const bool pdl = ComputeMajor(device) >= 9;
-  LaunchClusters(op, kernel, workers, 1, kThreads, (size_t)nbytes, pdl, stream, t, x, dy, code,
-                 partial.floats());
-  ReduceWorkers(op, partial.floats(), (int)workers, sums - t.outputs, t.outputs, df, db, pdl,
-                stream);
+  LaunchSmall(op, kernel, workers, 1, kThreads, (size_t)nbytes, pdl, stream, t, x, dy, code,
+              partial.floats());
+  add(partial.floats(), (int)workers, sums - t.outputs, t.outputs);
   return true;
 }
 

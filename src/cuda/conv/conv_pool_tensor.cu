@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
+#include "cuda/runtime/launch_small.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -474,8 +475,7 @@ struct Launching {
   void operator()(void (*kernel)(Params...), int tiles, size_t nbytes, Args... args) const {
     AllowShared(op, (const void*)kernel, nbytes);
     const unsigned grid = TiledGrid(op, kernel, kThreads, nbytes, tiles, device);
-    LaunchClusters(op, kernel, grid, 1, kThreads, nbytes, ComputeMajor(device) >= 9, stream,
-                   args...);
+    LaunchSmall(op, kernel, grid, 1, kThreads, nbytes, ComputeMajor(device) >= 9, stream, args...);
   }
 };
 
@@ -580,7 +580,7 @@ bool ConvPoolTensorDataGradient(const char* op, const ConvPool& p, const float* 
 }
 
 bool ConvPoolTensorFilterGradient(const char* op, const ConvPool& p, const float* x,
-                                  const float* dy, const uint8_t* code, float* df, float* db,
+                                  const float* dy, const uint8_t* code, const AddWorkers& add,
                                   DLContext ctx, DLStream stream) {
   const int device = ctx.device_id, multiprocessors = Multiprocessors(device);
   if (!IsServed(p, device)) return false;
@@ -616,9 +616,9 @@ bool ConvPoolTensorFilterGradient(const char* op, const ConvPool& p, const float
                       : kernel_w == 5 ? FilterGradientTensorKernel<5>
                                       : FilterGradientTensorKernel<7>;
   const bool pdl = ComputeMajor(device) >= 9;
-  LaunchClusters(op, kernel, (unsigned)(t.workers * t.slot_blocks), 1, kThreads, (size_t)nbytes,
-                 pdl, stream, t, x, dy, code, partial.floats());
-  ReduceWorkers(op, partial.floats(), t.workers, numel, t.outputs, df, db, pdl, stream);
+  LaunchSmall(op, kernel, (unsigned)(t.workers * t.slot_blocks), 1, kThreads, (size_t)nbytes, pdl,
+              stream, t, x, dy, code, partial.floats());
+  add(partial.floats(), t.workers, numel, t.outputs);
   return true;
 }
 

@@ -5,13 +5,19 @@
 // positions, outputs fastest. A thread owns one kernel row of one channel for some outputs and
 // slides it along every row of its slice; a row of ones in place of x yields the bias gradient.
 // Sums stay in registers over all images of a block, are reduced over slices, then over blocks by a
-// second kernel, always in the same order. Limited by FFMA issue and shared-memory reads.
+// second kernel, always in the same order; that one may step the filter and the bias at once, so
+// that no gradient is written. Limited by FFMA issue and shared-memory reads.
 #include <algorithm>
+#include <string>
 
 #include "cuda/conv/conv_pool.cuh"
 #include "cuda/conv/conv_pool_sparse.cuh"
 #include "cuda/gemm/gemm.cuh"
+#include "cuda/optim/summed_update.cuh"
+#include "cuda/runtime/launch_small.cuh"
+#include "cuda/runtime/lists.cuh"
 #include "cuda/runtime/widened.cuh"
+#include "math/optimizer_args.h"
 
 namespace dlsys {
 namespace cuda {
@@ -195,16 +201,6 @@ __global__ void ReduceWorkersKernel(const float* partial, int workers, int numel
 
 // ---- launchers ----
 
-}  // namespace
-
-void ReduceWorkers(const char* op, const float* partial, int workers, int numel, int biases,
-                   float* df, float* db, bool pdl, DLStream stream) {
-  LaunchClusters(op, ReduceWorkersKernel, (unsigned)CeilDiv(numel + biases, kSumCols), 1,
-                 kSumCols * kSumRows, 0, pdl, stream, partial, workers, numel, biases, df, db);
-}
-
-namespace {
-
 constexpr int kMaxResident = 4;  // blocks per multiprocessor: each leaves sums to be reduced
 
 int WidthOf(int64_t kernel_size) { return 3 + 2 * KernelWidthIndex(kernel_size); }
@@ -254,9 +250,9 @@ void LaunchFilterGradient(const char* op, const Task& t, int64_t numel, bool pdl
                           const float* x, const float* dy, const uint8_t* code, float* partial) {
   const int threads = (int)RoundUp(t.slices * t.groups * t.kernel_rows, 32);
   const int64_t joined = (int64_t)t.slices * t.groups * t.kernel_rows * kOutputs * kKernelW;
-  LaunchClusters(op, FilterGradientKernel<kKernelW, kWindow, kOutputs>,
-                 (unsigned)(t.workers * t.group_blocks), 1, threads,
-                 std::max(numel, joined) * sizeof(float), pdl, stream, t, x, dy, code, partial);
+  LaunchSmall(op, FilterGradientKernel<kKernelW, kWindow, kOutputs>,
+              (unsigned)(t.workers * t.group_blocks), 1, threads,
+              std::max(numel, joined) * sizeof(float), pdl, stream, t, x, dy, code, partial);
 }
 using Launcher = decltype(&LaunchFilterGradient<3, 2, 2>);
 
@@ -316,6 +312,32 @@ bool Conv2dPoolFilterGradientFits(const DLArray* x, const DLArray* dy, const DLA
   return t.kernel_rows <= kThreads && (fits(0) || fits(1) || fits(2));
 }
 
+// The gradients of filter (o, c, kernel) and bias (o), to be added.
+void RunFilterGradient(const char* op, const ConvPool& p, const DLArray* x, const DLArray* dy,
+                       const DLArray* code, int64_t precision, const AddWorkers& add,
+                       DLStream stream) {
+  const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
+  if (tensor && ConvPoolTensorFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code), add,
+                                             x->ctx, stream))
+    return;
+  if (SparseFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code), add, x->ctx, stream))
+    return;
+  Task t = TaskOf(p, In(op, x));
+  const int device = x->ctx.device_id, multiprocessors = Multiprocessors(device);
+  const int window = (int)p.window;
+  const int option = t.kernel_rows > kThreads ? 0 : Choose(&t, window, multiprocessors);
+  if (t.kernel_rows > kThreads || Shared(t) > kMaxSharedFloats)
+    Fail("%s: the H x W of %s is too large", op, ShapeText(x).c_str());
+  const int64_t units = (int64_t)t.images * t.bands;
+  const int64_t max_workers = std::max<int64_t>(1, kMaxResident * multiprocessors / t.group_blocks);
+  t.workers = (int)CeilDiv(units, std::max<int64_t>(1, CeilDiv(units, max_workers)));
+  Scratch partial(x->ctx, (int64_t)t.workers * t.Sums() * sizeof(float), stream);
+  kLaunchers[window - 2][KernelWidthIndex(t.kw)][option](
+      op, t, Shared(t), ComputeMajor(device) >= 9, stream, In(op, x), In(op, dy), Codes(op, code),
+      partial.floats());
+  add(partial.floats(), t.workers, t.Sums() - t.outputs, t.outputs);
+}
+
 // df (o, c, kernel) and, if wanted, db (o) from x, dy and code.
 void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray* code,
                               DLArrayList* gradients, Struct<HW> pad, int64_t window,
@@ -331,33 +353,68 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
     if (Numel(gradients->arrays[1]) != p.conv.o) Fail("%s: expected a bias for each filter", op);
     of_bias = Out(op, gradients->arrays[1]);
   }
-  const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(df)) return;
-  if (tensor && ConvPoolTensorFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code),
-                                             of_filter, of_bias, df->ctx, stream))
-    return;
-  if (SparseFilterGradient(op, p, In(op, x), In(op, dy), Codes(op, code), of_filter, of_bias,
-                           df->ctx, stream))
-    return;
-  Task t = TaskOf(p, In(op, x));
-  const int device = df->ctx.device_id, multiprocessors = Multiprocessors(device);
-  const int option = t.kernel_rows > kThreads ? 0 : Choose(&t, (int)window, multiprocessors);
-  if (t.kernel_rows > kThreads || Shared(t) > kMaxSharedFloats)
-    Fail("%s: the H x W of %s is too large", op, ShapeText(x).c_str());
-  const int64_t units = (int64_t)t.images * t.bands;
-  const int64_t max_workers = std::max<int64_t>(1, kMaxResident * multiprocessors / t.group_blocks);
-  t.workers = (int)CeilDiv(units, std::max<int64_t>(1, CeilDiv(units, max_workers)));
-  Scratch partial(df->ctx, (int64_t)t.workers * t.Sums() * sizeof(float), stream);
-  const bool pdl = ComputeMajor(device) >= 9;
-  kLaunchers[window - 2][KernelWidthIndex(t.kw)][option](
-      op, t, Shared(t), pdl, stream, In(op, x), In(op, dy), Codes(op, code), partial.floats());
-  ReduceWorkers(op, partial.floats(), t.workers, t.Sums() - t.outputs, t.outputs, of_filter,
-                of_bias, pdl, stream);
+  const bool pdl = ComputeMajor(df->ctx.device_id) >= 9;
+  const auto reduce = [&](const float* partial, int workers, int numel, int biases) {
+    LaunchSmall(op, ReduceWorkersKernel, (unsigned)CeilDiv(numel + biases, kSumCols), 1,
+                kSumCols * kSumRows, 0, pdl, stream, partial, workers, numel, biases, of_filter,
+                of_bias);
+  };
+  RunFilterGradient(op, p, x, dy, code, precision, reduce, stream);
+}
+
+template <class Rule>
+const char* UpdateName() {
+  static const std::string name = std::string("conv2d_pool_") + Rule::name;
+  return name.c_str();
+}
+
+// Steps the filter and, where it has states, the bias by the rule with their gradients from x, dy
+// and code. State j of the filter is at j times the number of parameters, of the bias behind it.
+template <class Rule>
+void Conv2dPoolUpdate(DLArrayList* states, const DLArray* x, const DLArray* dy, const DLArray* code,
+                      const DLArrayList* lr, const DLArrayList* step, const DLArrayList* count,
+                      const DLArrayList* scale, Struct<rule::UpdateOptions> options, Struct<HW> pad,
+                      int64_t window, int64_t precision, DLStream stream) {
+  const char* op = UpdateName<Rule>();
+  EnterAll(op, {states, lr, step, count, scale});
+  const int64_t parameters = states->count / Rule::kStates;
+  if (parameters < 1 || parameters > 2 || states->count % Rule::kStates)
+    Fail("%s: expected the states of a filter and perhaps a bias, got %ld arrays", op,
+         (long)states->count);
+  DLArray* filter = states->arrays[0];
+  Enter(op, filter, x, dy, code);
+  const ConvPool p = CheckedConvPool(op, x, filter, dy, code, *pad, window);
+  if (parameters == 2 && Numel(states->arrays[1]) != p.conv.o)
+    Fail("%s: expected a bias for each filter", op);
+  SummedParameter<Rule::kStates> members[2];
+  for (int64_t k = 0; k < parameters; k++)
+    for (int j = 0; j < Rule::kStates; j++) {
+      DLArray* state = states->arrays[j * parameters + k];
+      CheckSameShape(op, state, states->arrays[k]);
+      members[k].states[j] = Out(op, state);
+    }
+  const rule::Source source = CheckedSource(op, lr, step, count, scale, *options);
+  if (!Numel(filter)) return;
+  const auto update = [&](const float* partial, int workers, int numel, int biases) {
+    members[0].parts = partial, members[1].parts = partial + numel;
+    members[0].size = numel, members[1].size = biases;
+    for (int64_t k = 0; k < parameters; k++)
+      members[k].pitch = numel + biases, members[k].count = workers;
+    RunSummedUpdate<Rule>(op, members, (int)parameters, source, filter->ctx.device_id, stream);
+  };
+  RunFilterGradient(op, p, x, dy, code, precision, update, stream);
 }
 
 DLSYS_KERNEL(cuda, conv2d_pool_filter_gradient, Conv2dPoolFilterGradient);
 DLSYS_KERNEL_WIDENED(cuda, conv2d_pool_filter_gradient, Conv2dPoolFilterGradient);
 DLSYS_FITS(cuda, conv2d_pool_filter_gradient, Conv2dPoolFilterGradientFits);
+
+#define DLSYS_UPDATE(Rule)                                                        \
+  DLSYS_KERNEL_OF(cuda, conv2d_pool_##Rule, UpdateName<rule::Rule>(), DL_FLOAT32, \
+                  Conv2dPoolUpdate<rule::Rule>);
+DLSYS_RULES(DLSYS_UPDATE)
+#undef DLSYS_UPDATE
 
 }  // namespace
 }  // namespace cuda

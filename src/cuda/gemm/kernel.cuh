@@ -11,6 +11,7 @@
 
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "cuda/runtime/launch_small.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -327,9 +328,9 @@ void LaunchTiles(const char* op, const GemmParams& params, DLStream stream) {
   const unsigned blocks = (unsigned)(params.tiles * params.splits);
   const unsigned cluster = params.partial ? 1 : (unsigned)params.splits;
   const auto launch = [&](auto trans_a, auto trans_b) {
-    LaunchClusters(op, GemmKernel<T, Accumulator, trans_a, trans_b>, blocks, cluster, T::kThreads,
-                   MemoryNbytes<T, Accumulator<T, trans_a, trans_b>>(), params.allow_pdl, stream,
-                   params);
+    LaunchSmall(op, GemmKernel<T, Accumulator, trans_a, trans_b>, blocks, cluster, T::kThreads,
+                MemoryNbytes<T, Accumulator<T, trans_a, trans_b>>(), params.allow_pdl, stream,
+                params);
   };
   using Yes = std::true_type;
   using No = std::false_type;

@@ -14,6 +14,7 @@
 
 #include "cuda/gemm/kernel.cuh"
 #include "cuda/gemm/uint8.cuh"
+#include "cuda/runtime/launch_small.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "math/optimizer_args.h"
 #include "math/optimizer_rules.h"
@@ -278,9 +279,9 @@ void LaunchGroupedGemm(const char* op, int tiling, const GroupedGemm& group, uns
                        bool allow_pdl, DLStream stream) {
   WithTiling<Tilings>(tiling, [&](auto of) {
     using T = typename decltype(of)::type;
-    LaunchClusters(op, GroupedGemmKernel<T, Accumulator, kAnyU8>, blocks, (unsigned)group.splits,
-                   T::kThreads, MemoryNbytes<T, Accumulator<T, true, false>>(), allow_pdl, stream,
-                   group);
+    LaunchSmall(op, GroupedGemmKernel<T, Accumulator, kAnyU8>, blocks, (unsigned)group.splits,
+                T::kThreads, MemoryNbytes<T, Accumulator<T, true, false>>(), allow_pdl, stream,
+                group);
   });
 }
 

@@ -81,21 +81,22 @@ __device__ __forceinline__ unsigned Arrive(const GridReduction& reduction) {
   return threadIdx.x == 0 ? atomicAdd(reduction.arrived, 1u) : 0;
 }
 
-// total[0] = `scale` times the sum of block_sum over the blocks, each of which its first thread
-// has. The last block to arrive adds them in the order of the blocks. It spins until all are
-// written, which cannot deadlock: the other blocks have started and wait for nobody. All kBlock
-// threads of a block call it.
+// Publishes a block's sum, which its first thread has.
+__device__ __forceinline__ void PublishBlockSum(float block_sum, const GridReduction& reduction) {
+  if (threadIdx.x > 0) return;
+  // The bits of the sum plus 1: nonzero, which marks it as written.
+  const unsigned bits = __float_as_uint(isnan(block_sum) ? NAN : block_sum);
+  *(volatile unsigned*)(reduction.partials + blockIdx.x) = bits + 1u;
+}
+
+// total[0] = `scale` times the sum over the blocks of what they published. The last block to arrive
+// adds that in the order of the blocks. It spins until all of it is written, which cannot deadlock:
+// the other blocks have started and wait for nobody. All kBlock threads of a block call it.
 template <int kBlock = kThreads>
-__device__ __forceinline__ void FinishGridSum(float block_sum, unsigned arrival,
-                                              const GridReduction& reduction, float scale,
-                                              Output total) {
+__device__ __forceinline__ void FinishGridSum(unsigned arrival, const GridReduction& reduction,
+                                              float scale, Output total) {
   __shared__ bool is_last;
-  if (threadIdx.x == 0) {
-    // The bits of the sum plus 1: nonzero, which marks it as written.
-    const unsigned bits = __float_as_uint(isnan(block_sum) ? NAN : block_sum);
-    *(volatile unsigned*)(reduction.partials + blockIdx.x) = bits + 1u;
-    is_last = arrival == gridDim.x - 1;
-  }
+  if (threadIdx.x == 0) is_last = arrival == gridDim.x - 1;
   __syncthreads();
   if (!is_last) return;
   float sum = 0.f;
@@ -112,6 +113,14 @@ __device__ __forceinline__ void FinishGridSum(float block_sum, unsigned arrival,
     total.Store(0, scale * sum);
     *reduction.arrived = 0;
   }
+}
+
+template <int kBlock = kThreads>
+__device__ __forceinline__ void FinishGridSum(float block_sum, unsigned arrival,
+                                              const GridReduction& reduction, float scale,
+                                              Output total) {
+  PublishBlockSum(block_sum, reduction);
+  FinishGridSum<kBlock>(arrival, reduction, scale, total);
 }
 
 // loss[0] = `scale` times the sum of the losses of the rows of x (rows, classes), dx = their

@@ -13,6 +13,7 @@
 #include "cuda/gemm/panel.cuh"
 #include "cuda/loss/cross_entropy.cuh"
 #include "cuda/loss/mlp_head_gemm.cuh"
+#include "cuda/runtime/launch_small.cuh"
 #include "math/mlp_head.h"
 
 namespace dlsys {
@@ -147,18 +148,21 @@ __global__ __launch_bounds__(kHeadThreads,
         sum += labels.template Row<32, 1>(memory + head.logits_at + at, first + warp, label,
                                           classes, classes, lane, put);
       }
-      __syncwarp();
+      if (lane == 0) of_warp[warp] = sum;
+      __syncthreads();
+      if (first + (int64_t)gridDim.x * kRows >= head.rows && threadIdx.x == 0) {
+        float of_block = of_warp[0];
+#pragma unroll
+        for (int k = 1; k < kWarps; k++) of_block += of_warp[k];
+        PublishBlockSum(of_block, reduction);  // long before the block's end
+      }
     }
     LetBulkFollow();
     __syncthreads();
   }
   TriggerProgrammaticLaunch();
-  if (lane == 0) of_warp[warp] = sum;
-  __syncthreads();
-  sum = of_warp[0];
-#pragma unroll
-  for (int k = 1; k < kWarps; k++) sum += of_warp[k];
-  FinishGridSum(sum, arrival, reduction, scale, loss);
+  if (begin >= head.rows) PublishBlockSum(0.f, reduction);
+  FinishGridSum(arrival, reduction, scale, loss);
 }
 
 }  // namespace mlp_head
@@ -336,8 +340,8 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
   // No other kernel runs beside this one, so its blocks are spread over all multiprocessors.
   const size_t shared = SpreadOut(op, (unsigned)blocks, (size_t)nbytes);
   const auto kernel = tensor ? HeadKernel<kRows, true, Labels> : HeadKernel<kRows, false, Labels>;
-  LaunchClusters(op, kernel, (unsigned)blocks, 1, kHeadThreads, shared, ComputeMajor(device) >= 9,
-                 stream, head, labels, loss_args.reduction, loss_args.scale, loss_args.loss);
+  LaunchSmall(op, kernel, (unsigned)blocks, 1, kHeadThreads, shared, ComputeMajor(device) >= 9,
+              stream, head, labels, loss_args.reduction, loss_args.scale, loss_args.loss);
 }
 
 Layers CheckedLayers(const char* op, const DLArray* x, const DLArrayList* weights,

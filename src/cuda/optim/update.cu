@@ -8,7 +8,7 @@
 // state. Gradients, or they and parameters, may be of 16 bits: slots and arithmetic are float32.
 // Memory bandwidth limits it.
 #include "cuda/pointwise/quad.cuh"
-#include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/launch_small.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "math/optimizer_args.h"
 
@@ -228,8 +228,8 @@ void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source&
       for (int j = 0; j < Rule::kStates; j++) data[j] = states->arrays[j * grads->count + k]->data;
       data[Rule::kStates] = grads->arrays[k]->data;
     });
-    LaunchClusters(Rule::name, UpdateKernel<T, P, Rule, kCapacity>, table.first[table.count], 1,
-                   kThreads, 0, pdl, stream, table, source, Gradients<T>{dtype == kDtype<T>});
+    LaunchSmall(Rule::name, UpdateKernel<T, P, Rule, kCapacity>, table.first[table.count], 1,
+                kThreads, 0, pdl, stream, table, source, Gradients<T>{dtype == kDtype<T>});
   }
 }
 
@@ -309,7 +309,7 @@ void Advance(DLArrayList* counters, const DLArrayList* count, int64_t every, DLS
       some.at[n] = (long long*)counters->arrays[first + n]->data;
     }
     const bool pdl = ComputeMajor(counters->arrays[0]->ctx.device_id) >= 9;
-    LaunchClusters(op, AdvanceKernel, 1, 1, n, 0, pdl, stream, some, runs, every);
+    LaunchSmall(op, AdvanceKernel, 1, 1, n, 0, pdl, stream, some, runs, every);
   }
 }
 

@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "cuda/runtime/fault.cuh"
-#include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/launch_small.cuh"
 #include "math/device_batch.h"
 
 namespace dlsys {
@@ -167,8 +167,8 @@ void TakeOf(const char* op, const Rows& rows, const DLArray* samples, const Affi
   const int64_t even = CeilDiv(n, Multiprocessors(device));
   const int of_block = (int)std::max<int64_t>(1, std::min<int64_t>(even, kMostRows));
   const auto kernel = vectorized ? TakeKernel<kWidth, T, To, Rows> : TakeKernel<1, T, To, Rows>;
-  LaunchClusters(op, kernel, Blocks(n, of_block), 1, (unsigned)threads, 0, pdl, stream, rows, from,
-                 affine, x, n, of_block, labels, InputsAreReady(0, inputs));
+  LaunchSmall(op, kernel, Blocks(n, of_block), 1, (unsigned)threads, 0, pdl, stream, rows, from,
+              affine, x, n, of_block, labels, InputsAreReady(0, inputs));
 }
 
 template <class Rows>

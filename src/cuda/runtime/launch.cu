@@ -1,6 +1,11 @@
 // The host's part of a launch besides the launch itself is the same for every kernel, so it is
 // compiled once. None of it waits for the GPU.
+#include <mutex>
+#include <set>
+#include <utility>
+
 #include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/launch_small.cuh"
 #include "runtime/counters.h"
 
 namespace dlsys {
@@ -24,6 +29,21 @@ void AllowShared(const char* op, const void* kernel, size_t nbytes) {
   Check(op, cudaFuncGetAttributes(&attributes, kernel));
   Check(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  (int)(SharedLimit(device) - attributes.sharedSizeBytes)));
+}
+
+void PreferShared(const char* op, const void* kernel) {
+#ifdef DLSYS_EMULATED  // has no cache
+  (void)op, (void)kernel;
+#else
+  static std::mutex mutex;
+  static auto* const known = new std::set<std::pair<int, const void*> >;
+  int device = 0;
+  Check(op, cudaGetDevice(&device));
+  std::lock_guard<std::mutex> lock(mutex);
+  if (!known->insert({device, kernel}).second) return;
+  Check(op, cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared));
+#endif
 }
 
 bool RegistersHold(const char* op, const void* kernel, unsigned threads, int64_t blocks) {
