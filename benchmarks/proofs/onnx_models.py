@@ -1,6 +1,7 @@
 """Models that packages ship, on inputs as their users have them, against ONNX Runtime.
 
-    python benchmarks onnx_models [--models ocr] [--devices numpy,cpu] [--inputs 20]
+    python benchmarks onnx_models [--models ocr] [--devices numpy,cpu] [--inputs 20] [--save FOLDER]
+    python benchmarks onnx_models --saved FOLDER --devices gpu
 
 Photographs of scikit-image, rendered text, the sound of vowels, files of Python's library. An
 output agrees where it is within 1e-4 of ONNX Runtime's, relative to its largest element or to
@@ -8,6 +9,10 @@ output agrees where it is within 1e-4 of ONNX Runtime's, relative to its largest
 float64, of which dlsys must be nearer, or to what ONNX Runtime itself makes of an input that
 differs by a part in 10^7. Then each model takes one step of training on numpy, whose gradient is
 compared with differences of the loss. Writes onnx_models.json; the status is 0 where all agree.
+
+`--save` writes the inputs and ONNX Runtime's outputs to a folder, one file a model. `--saved` takes
+them from there, for machines that have the models (DLSYS_TEST_MODELS) but not what their inputs are
+made with; it writes onnx_models_gpu.json and trains nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ CLOSE = 1e-4
 SMALL = (
     2e-3  # an output below it is compared with it: sigmoids near 0 have few bits in ONNX Runtime
 )
+VERSION = "onnxruntime.txt"  # in a folder of saved outputs: of the runtime that made them
 SLOPE = 0.1  # of the loss along the gradient, by differences of float32
 
 
@@ -74,23 +80,48 @@ def in_float64(path: Path) -> ImportedModel:
     return ImportedModel(model, path.parent)
 
 
+class Saved:
+    """Inputs and outputs of a model in a folder, as an ONNX Runtime session of them."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.path = folder / f"{name.replace('/', '-')}.npz"
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def add(self, k: int, feeds: dict[str, np.ndarray], outputs: list[Any]) -> None:
+        """Keeps the k-th inputs and outputs."""
+        named = {f"{k}/in/{n}": x for n, x in feeds.items()}
+        self.arrays |= named | {f"{k}/out/{j}": y for j, y in enumerate(outputs)}
+
+    def write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(self.path, **self.arrays)  # type: ignore[arg-type]
+
+    def read(self, k: int) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+        """The k-th inputs and outputs."""
+        if not self.arrays:
+            with np.load(self.path) as file:
+                self.arrays = dict(file)
+        begins = f"{k}/in/", f"{k}/out/"
+        feeds = {n[len(begins[0]) :]: x for n, x in self.arrays.items() if n.startswith(begins[0])}
+        return feeds, [x for n, x in self.arrays.items() if n.startswith(begins[1])]
+
+
 class Proof:
-    """What is found of one model."""
+    """What is found of one model. Without a session the outputs are those that were saved."""
 
-    def __init__(self, path: Path, shipped: Shipped, devices: list[str]) -> None:
-        import onnxruntime
+    def __init__(self, path: Path, shipped: Shipped, devices: list[str], session: bool) -> None:
+        self.path, self.shipped, self.session = path, shipped, None
+        if session:
+            import onnxruntime
 
-        self.path, self.shipped = path, shipped
-        self.session = onnxruntime.InferenceSession(str(path))
+            self.session = onnxruntime.InferenceSession(str(path))
         self.models = {device: load(path) for device in devices}
         self.most = dict.fromkeys(devices, 0.0)
         self.explained: list[dict[str, Any]] = []
         self.ok = True
 
-    def take(self, k: int, carried: dict[str, np.ndarray]) -> list[Any]:
-        """Compares the outputs for one input, and returns ONNX Runtime's."""
-        feeds = {**self.shipped.inputs(k), **carried}
-        wanted = self.session.run(None, feeds)
+    def take(self, k: int, feeds: dict[str, np.ndarray], wanted: list[Any]) -> None:
+        """Compares the outputs for one input with ONNX Runtime's."""
         for device, model in self.models.items():
             ctx = None if device == "numpy" else context_of(device)
             made = model.run(feeds, ctx)
@@ -98,7 +129,6 @@ class Proof:
             self.most[device] = max(self.most[device], found)
             if found > CLOSE:
                 self.explain(k, device, found, made, wanted, feeds)
-        return wanted
 
     def explain(
         self, k: int, device: str, found: float, made: list[Any], wanted: list[Any], feeds: Any
@@ -113,6 +143,8 @@ class Proof:
             why |= {"from_float64": farthest(made, exact)}
             why |= {"onnxruntime_from_float64": farthest(wanted, exact)}
             good = why["from_float64"] <= max(CLOSE, why["onnxruntime_from_float64"])
+        elif self.session is None:
+            good = False
         else:
             why |= {"onnxruntime_from_itself": self.own_spread(feeds, wanted)}
             good = found <= 2 * why["onnxruntime_from_itself"]
@@ -121,6 +153,7 @@ class Proof:
 
     def own_spread(self, feeds: Any, wanted: list[Any]) -> float:
         """How far ONNX Runtime's outputs move where the input changes in its last bits."""
+        assert self.session is not None
         most, draw = 0.0, np.random.default_rng(0)
         for _ in range(8):
             moved = {
@@ -145,12 +178,21 @@ def prove(name: str, options: Any) -> dict[str, Any] | None:
     if path is None:
         return None
     shipped = MODELS[name]
-    proof = Proof(path, shipped, options.devices.split(","))
+    proof = Proof(path, shipped, options.devices.split(","), session=options.saved is None)
+    kept = Saved(options.saved or options.save or Path(), name)
     carried: dict[str, np.ndarray] = {}
     for k in range(options.inputs):
-        made = proof.take(k, carried)
-        carried = {n: made[j] for n, j in shipped.carried.items()}
-    step = proof.step()
+        if proof.session is None:
+            feeds, wanted = kept.read(k)
+        else:
+            feeds = {**shipped.inputs(k), **carried}
+            wanted = proof.session.run(None, feeds)
+            kept.add(k, feeds, wanted)
+        proof.take(k, feeds, wanted)
+        carried = {n: wanted[j] for n, j in shipped.carried.items()}
+    if options.save:
+        kept.write()
+    step = proof.step() if proof.session is not None else None
     return {"inputs": options.inputs, "ok": proof.ok, "apart": proof.most, "step": step,
             "explained": proof.explained}  # fmt: skip
 
@@ -161,6 +203,8 @@ def main() -> int:
     parser.add_argument("--models", default="", help="part of the names")
     parser.add_argument("--devices", default="numpy,cpu")
     parser.add_argument("--inputs", type=int, default=20)
+    parser.add_argument("--save", type=Path, help="folder for inputs and outputs")
+    parser.add_argument("--saved", type=Path, help="folder of inputs and outputs to compare with")
     options = parser.parse_args()
     import onnxruntime
 
@@ -173,8 +217,14 @@ def main() -> int:
         if made is not None:
             found[name] = made
     ok = all(each["ok"] for each in found.values())
-    results = {"ok": ok, "onnxruntime": onnxruntime.__version__, "close": CLOSE, "models": found}
-    print("ok" if ok else "NOT OK", measure.save("onnx_models", options, results))
+    version = onnxruntime.__version__
+    if options.save:
+        (options.save / VERSION).write_text(version)
+    if options.saved:
+        version = (options.saved / VERSION).read_text()
+    results = {"ok": ok, "onnxruntime": version, "close": CLOSE, "models": found}
+    record = "onnx_models_gpu" if options.saved else "onnx_models"
+    print("ok" if ok else "NOT OK", measure.save(record, options, results))
     return 0 if ok else 1
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -82,17 +83,18 @@ def main() -> int:
     parser = measure.arguments(__doc__)
     parser.add_argument("--device", choices=("numpy", "cpu", "gpu"), default="cpu")
     parser.add_argument("--size", type=int, default=256, help="of painted photos")
-    parser.add_argument("--painted", type=int, default=100, help="steps of paint")
+    parser.add_argument("--painted", type=int, default=100, help="steps of paint; 0: none")
     parser.add_argument("--steps", type=int, default=1500, help="of training")
     parser.add_argument(
         "--network", default="--width 16 --blocks 3 --patch 128 --batch-size 2 --style-size 256"
     )
     parser.add_argument("--pictures", type=Path, help="photos, styles and paintings")
+    parser.add_argument("--keep", type=Path, help="a folder for the trained run")
     options = parser.parse_args()
     paths = {path.stem: path for path in packaged_photos()}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        records, rows = painted(root, options, paths)
+        records, rows = painted(root, options, paths) if options.painted else ([], [])
         words = f"{options.network} --steps {options.steps} --seed 0 -c {options.device}"
         style = str(paths["gravel"])
         out, seconds = dlsys("train", str(root / "run"), "--style", style, *words.split())
@@ -104,8 +106,11 @@ def main() -> int:
         print(table, flush=True)
         losses = json.loads((root / "losses.json").read_text())
         logs = [json.loads(x) for x in (root / "run" / "log.jsonl").read_text().splitlines()]
+        if options.keep is not None:
+            shutil.copytree(root / "run", options.keep)
         if options.pictures:
-            write(options.pictures, stacked([side_by_side(row) for row in rows]))
+            if rows:
+                write(options.pictures, stacked([side_by_side(row) for row in rows]))
             net = options.pictures.with_stem(f"{options.pictures.stem}_net")
             write(net, read(root / "sheet.png"))
     mean = losses[-1]

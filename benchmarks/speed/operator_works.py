@@ -815,5 +815,6 @@ WITHOUT = {
         "batch_normalize_relu_sums_bits_2", "conv2d_channels_last_statistics", "keep_by_bits",
         "positive_bits", "conv2d_kept",
         "matmul_u8_bias", "scaled", "shuffled_rows", "shuffled_rows_labels", "matvec",
+        "matvec_chain", "quantized_conv2d_fused", "quantized_matmul_chain",
     ), _FUSED),
 }  # fmt: skip

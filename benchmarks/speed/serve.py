@@ -176,7 +176,7 @@ def main() -> int:
             if name != "bare"
         },
         "published_by_triton": _PUBLISHED,
-        "proofs": earlier(options.out / "serve.json"),
+        **earlier(options.out / "serve.json"),
     }
     sys.argv = [text for text in sys.argv if text not in ("--rivals", options.rivals)]
     path = measure.save("serve", options, facts)
@@ -186,8 +186,9 @@ def main() -> int:
 
 
 def earlier(path: Path) -> dict[str, Any]:
-    """What `benchmarks service` has written there."""
-    return json.loads(path.read_text()).get("proofs", {}) if path.exists() else {}
+    """What `benchmarks service` and `benchmarks serve_layers` have written there."""
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return {name: found[name] for name in ("proofs", "layers") if name in found}
 
 
 def show(facts: Mapping[str, Any]) -> None:

@@ -39,16 +39,21 @@ def on_gpu(results: Results) -> str:
 
 def shipped(results: Results) -> str:
     """How far models that packages ship are from ONNX Runtime."""
-    record = results.read("onnx_models")
+    record, on_gpu = results.read("onnx_models"), results.read("onnx_models_gpu")
     devices = [*next(iter(record["models"].values()))["apart"]]
+    apart_on_gpu = {name: f"{m['apart']['gpu']:.1e}" for name, m in on_gpu["models"].items()}
     body = []
     for name, model in record["models"].items():
         step = model["step"]
         slope = (
             "no" if step is None else f"{step['trained']} of {step['weights']}, {step['ratio']:.3f}"
         )
-        body.append([f"`{name}`", *(f"{model['apart'][d]:.1e}" for d in devices),
+        apart = [*(f"{model['apart'][d]:.1e}" for d in devices), apart_on_gpu.get(name, "not run")]
+        body.append([f"`{name}`", *apart,
                      str(len({e["input"] for e in model["explained"]})), slope])  # fmt: skip
-    head = ["file", *devices, "inputs beyond 1e-4", "weights trained, slope by differences"]
+    head = ["file", *devices, "gpu", "inputs beyond 1e-4", "weights trained, slope by differences"]
     note = f"{record['models'] and next(iter(record['models'].values()))['inputs']} inputs each; "
-    return f"{rows(head, body)}\n\n{note}ONNX Runtime {record['onnxruntime']}; {source(record)}"
+    inputs = next(iter(on_gpu["models"].values()))["inputs"]
+    gpu = f"On the GPU {inputs} inputs each; {source(on_gpu)}"
+    made = f"{note}ONNX Runtime {record['onnxruntime']}; {source(record)}"
+    return f"{rows(head, body)}\n\n{made}\n\n{gpu}"

@@ -16,7 +16,7 @@ NAMES = {
 HOST = 8  # GPUs that NVLink joins
 NETWORK = 50e9  # bytes a second of each GPU between hosts: 400 Gbit/s
 HOP = 5e-6  # seconds between hosts
-BACKWARD = 2 / 3  # of a step, beside which buckets travel
+BACKWARD = 2 / 3  # of a step, beside which buckets travel between hosts
 WORLDS = (8, 64, 1024)
 
 
@@ -40,12 +40,12 @@ class Link:
 
 
 def efficiency(link: Link, step: float, buckets: list[int], ranks: int) -> float:
-    """The time at one GPU over that at so many: what does not fit beside backward is added, and so
-    is the last bucket, whose gradients backward ends with.
+    """The time at one GPU over that at so many. Within a host all sums are added, behind backward;
+    between hosts what does not fit beside it, and at least the largest bucket, as if it came last.
     """
     times = [link.seconds(nbytes, ranks) for nbytes in buckets]
-    beside = BACKWARD * step if len(times) > 1 else 0.0
-    return step / (step + max(times[-1], sum(times) - beside))
+    beside = BACKWARD * step if ranks > HOST else 0.0
+    return step / (step + max(*times, sum(times) - beside))
 
 
 def _found(record: dict[str, Any]) -> dict[tuple[str, str, int], dict[str, Any]]:

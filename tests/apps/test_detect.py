@@ -14,7 +14,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.apps import cli
-from dlsys.apps.detect import coco, finding, made, network, scenes
+from dlsys.apps.detect import coco, finding, fresh, made, network, scenes
 from dlsys.apps.detect.training import load
 from dlsys.data import boxes
 from dlsys.errors import DataError
@@ -161,6 +161,7 @@ class Application(unittest.TestCase):
             (("train", new, "--data", self.voc), 2, "belong together"),
             (("train", new, *self.data, "--size", 100), 2, "no multiple of 32"),
             (("train", new, *self.data, "--width", 12), 2, "no multiple of 8"),
+            (("train", new, "--images", 0, "--size", 96), 2, "makes scenes of 128 pixels"),
             (("train", new, "--data", "x.csv", "--held", "y"), 1, "neither a list of VOC"),
             (("train", new, "--data", "x.txt", "--held", "y"), 1, "x.txt: No such file"),
             (("run", self.folder), 2, "run needs photos"),
@@ -405,10 +406,16 @@ class Page(unittest.TestCase):
     def test_its_table_is_that_of_the_record(self) -> None:
         root = Path(__file__).resolve().parents[2]
         page = (root / "docs" / "detect.md").read_text()
-        record = json.loads((root / "benchmarks" / "results" / "detect_cpu.json").read_text())
+        gpu, cpu = (
+            json.loads((root / "benchmarks" / "results" / f"detect_{where}.json").read_text())
+            for where in ("gpu", "cpu")
+        )
+        self.assertTrue(gpu["ok"])
+        self.assertGreaterEqual(gpu["hard"]["figures"]["AP50"], 0.9)
         for name in ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AR_100"):
-            cells = [f"{record[way]['figures'][name]:.3f}" for way in ("hard", "soft", "none")]
-            self.assertIn(f"| {name} | {' | '.join(cells)} |", page)
+            found = [gpu[way]["figures"][name] for way in ("hard", "soft", "none")]
+            found.append(cpu["hard"]["figures"][name])
+            self.assertIn(f"| {name} | {' | '.join(f'{x:.3f}' for x in found)} |", page)
 
 
 @needs("sklearn", "photos")
@@ -428,6 +435,20 @@ class Made(unittest.TestCase):
             self.assertTrue(1 <= len(each.boxes) <= 6)
             self.assertTrue((each.boxes >= 0).all() and (each.boxes <= 128).all())
             self.assertGreaterEqual((each.boxes[:, 2:] - each.boxes[:, :2]).min(), 3)
+
+    def test_new_scenes_of_each_batch_are_made_by_a_process(self) -> None:
+        loader = fresh.FreshScenes(4, 2, seed=3)
+        loader._workers = 1
+        epoch = [list(feed.values()) for feed in loader.epoch(1)]
+        rest = [list(feed.values()) for feed in loader.shard(1, 2).epoch(1, 1)]
+        for number, (pixels, wanted) in enumerate(epoch, 2):
+            images, targets = loader.batch(number)
+            np.testing.assert_array_equal(pixels, images)
+            np.testing.assert_array_equal(wanted, targets)
+        for a, b in zip(epoch[1], rest[0]):
+            np.testing.assert_array_equal(a[2:], b)
+        self.assertFalse(np.array_equal(epoch[0][0], epoch[1][0]))
+        self.assertTrue(epoch[0][1][..., :-4].any(axis=(1, 2)).all())  # something in each
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from dlsys import nn, train
 from dlsys.apps import cli
 from dlsys.apps.style import applying, features, losses, painting
 from dlsys.apps.style.pictures import read, write
-from dlsys.apps.style.training import Patches, load
+from dlsys.apps.style.training import Patches, load, sizes
 from dlsys.errors import DataError
 from dlsys.train import safetensors
 from support import torch_states
@@ -258,6 +258,14 @@ class Batches(unittest.TestCase):
         np.testing.assert_array_equal(a[0], b[0])
         self.assertEqual(a[0].shape, (3, 3, 32, 32))
         self.assertGreater(np.abs(a[0] - given.batch(6)[0]).max(), 0)
+
+    def test_photos_come_in_several_sizes(self) -> None:
+        """Each is smaller by the root of 2, as long as a patch is a part of it."""
+        with tempfile.TemporaryDirectory() as name:
+            path = Path(name, "photo.png")
+            write(path, np.full((128, 200, 3), 0.5, np.float32))
+            found = [photo.shape[:2] for photo in sizes(path, 48)]
+        self.assertEqual(found, [(128, 200), (90, 141), (64, 100)])
 
 
 if __name__ == "__main__":

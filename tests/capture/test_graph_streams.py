@@ -23,7 +23,13 @@ from dlsys.executor.capture.hazards import (
     lifetimes_of,
     serialize_large,
 )
-from dlsys.executor.capture.streams import GraphStreams, assign_streams, chained, ready_inputs
+from dlsys.executor.capture.streams import (
+    GraphStreams,
+    assign_streams,
+    chained,
+    ready_inputs,
+    wait_for_all,
+)
 from dlsys.executor.plan.memory import Plan, Step, make_plan
 from dlsys.executor.plan.schedule import schedule
 from dlsys.graph.node import Node
@@ -254,6 +260,17 @@ class TasksApart(unittest.TestCase):
         self.assertEqual(len({found.stream[k] for k in (0, 1, 2, 4)}), 1, "backward goes on")
         self.assertIn((3, 2), found.waits)
         self.assertIn((6, 5), found.waits)
+
+    def test_one_waits_for_all_before_it(self) -> None:
+        direct = [[], [0], [0], [1], [], [3]]
+        wait_for_all(direct, [5])
+        self.assertEqual(direct, [[], [0], [0], [1], [], [4, 3, 2]])
+
+    def test_the_one_that_touches_most_goes_on(self) -> None:
+        direct = [[], [0], [0], [0], [3, 2, 1]]
+        found = assign_streams(direct, 4, apart=[4], nbytes=[1, 2, 9, 3, 9])
+        self.assertEqual(found.stream[2], found.stream[0])
+        self.assertNotIn(found.stream[0], (found.stream[1], found.stream[3]))
 
     def test_random_graphs(self) -> None:
         rng = random.Random(3)

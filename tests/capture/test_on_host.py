@@ -12,7 +12,7 @@ from dlsys import autodiff as ad
 from dlsys import nn
 from dlsys.errors import DeviceError, OutOfRangeError
 from dlsys.executor.capture.program import CapturingProgram
-from dlsys.executor.on_host import run_on_host
+from dlsys.executor.on_host import HostCall, _calls, run_on_host
 from dlsys.runtime.library import load
 from support.devices import require
 
@@ -89,6 +89,72 @@ class OnHost(unittest.TestCase):
             for _ in range(3):
                 # Sums of up to 640 products in another order: 1e-6 was measured.
                 np.testing.assert_allclose(program(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+@require(CPU)
+class OnCpu(unittest.TestCase):
+    """One call, from the second run on: the same values as the usual way."""
+
+    def setUp(self) -> None:
+        self.x, self.w = ad.Variable("x"), ad.Parameter(np.eye(3, dtype=np.float32), "w")
+        self.executor = ad.Executor([ad.matmul_op(self.x, self.w), self.x + 1], ctx=CPU)
+
+    def check(self, x: np.ndarray) -> list[np.ndarray]:
+        found = run_on_host(self.executor, [x])
+        np.testing.assert_array_equal(found[0], x @ self.w.asnumpy())
+        np.testing.assert_array_equal(found[1], x + 1)
+        return found
+
+    def call(self) -> HostCall | None:
+        return _calls.get(programs(self.executor)[-1])
+
+    def test_results_are_fresh_and_feeds_are_read_where_they_lie(self) -> None:
+        held = [self.check(RNG.standard_normal((2, 3)).astype(np.float32))[0] for _ in range(4)]
+        self.assertEqual(len({y.tobytes() for y in held}), 4)
+        self.assertIsNotNone(self.call())
+        content = RNG.standard_normal(7).astype(np.float32).tobytes()
+        self.check(np.frombuffer(content, np.float32, 6, 4).reshape(2, 3))  # read-only, unaligned
+        self.check(np.ones((3, 2), np.float32).T)
+        self.check(np.ones((4, 6), np.float32)[::2, ::2])
+
+    def test_other_runs_come_in_between(self) -> None:
+        for rows in (2, 2, 2, 500, 500, 2, 2):
+            x = RNG.standard_normal((rows, 3)).astype(np.float32)
+            self.check(x)
+            kept = self.executor.run({self.x: x})[1]
+            self.check(x + 1)
+            np.testing.assert_array_equal(kept.asnumpy(), x + 1)
+
+    def test_a_changed_parameter_is_read(self) -> None:
+        x = np.ones((2, 3), np.float32)
+        for value in (1, 2, 3):
+            self.w.set(value * np.eye(3, dtype=np.float32))
+            for _ in range(3):
+                self.check(x)
+
+    def test_values_that_are_refused(self) -> None:
+        table = ad.Parameter(RNG.standard_normal((5, 4)).astype(np.float32), "table")
+        index = ad.Variable("index", dtype=np.int64)
+        executor = ad.Executor([ad.gather_op(table, index)], ctx=CPU)
+        for _ in range(3):
+            run_on_host(executor, [np.array([1, 4])])
+        with self.assertRaisesRegex(OutOfRangeError, "5"):
+            run_on_host(executor, [np.array([1, 5])])
+        got = run_on_host(executor, [np.array([0, 3])])[0]
+        np.testing.assert_array_equal(got, table.asnumpy()[[0, 3]])
+
+    def test_what_changes_parameters_or_has_no_kernel_runs_the_usual_way(self) -> None:
+        x, w = ad.Variable("x"), ad.Parameter(np.zeros(3, np.float32), "w")
+        w.to(CPU)
+        executor = ad.Executor([ad.assign_op(w, w + x)], ctx=CPU)
+        for k in range(4):
+            run_on_host(executor, [np.ones(3, np.float32)])
+            np.testing.assert_array_equal(w.asnumpy(), k + 1)
+
+    def test_a_fetch_that_no_step_makes(self) -> None:
+        executor = ad.Executor([self.w], ctx=CPU)
+        for _ in range(3):
+            np.testing.assert_array_equal(run_on_host(executor, [])[0], np.eye(3))
 
 
 @require(CPU)

@@ -10,6 +10,7 @@ import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -26,7 +27,8 @@ from dlsys.settings import settings
 from support.devices import emulated_gpu, require
 
 HERE = Path(__file__).resolve().parent
-FLOAT32, FLOAT16, BFLOAT16, UINT8, INT64, MEAN = 7, 6, 9, 1, 4, 4  # as in nccl.h
+FLOAT32, FLOAT16, BFLOAT16, UINT8, INT64 = 7, 6, 9, 1, 4  # as in nccl.h
+SUM, MEAN = 0, 4
 
 
 @emulated_gpu
@@ -112,10 +114,47 @@ class StandIn(unittest.TestCase):
             return [float(executor.run(feed, True)[0]) for _ in range(4)], executor
 
         together, executor = trained(self.group)
-        calls = [f"all_reduce {n} of {FLOAT32}, {MEAN} grouped" for n in (20, 30)]
-        self.assertEqual(self.notes(), 2 * calls)
+        # Both gradients as one array: the first is filled up to 256 bytes.
+        self.assertEqual(self.notes(), 2 * [f"all_reduce {64 + 30} of {FLOAT32}, {SUM} grouped"])
         np.testing.assert_allclose(together, trained(None)[0], rtol=1e-6)
         self.assertIn("captured", str(executor.report()))
+
+    def test_means_where_others_read_them_too(self) -> None:
+        """The norm that clips reads the mean; an update alone divides the sum itself."""
+        x, w = ad.Variable("x", (8, 6)), ad.Parameter(np.full((6, 5), 0.1, "f"), "w")
+        update = optim.SGD(0.1, clip_norm=1.0).minimize(F.mean(F.relu(x @ w)), [w])
+        ad.Executor([update], gpu(0), group=self.group).run({x: np.ones((8, 6), np.float32)})
+        self.assertIn(f"all_reduce 30 of {FLOAT32}, {MEAN} grouped", self.notes())
+
+    def test_16_bits_for_what_products_read_so(self) -> None:
+        """A tied embedding's gradient, of float32, is reduced in bfloat16 as that of a product."""
+        tokens = ad.Variable("tokens", (4,), np.int64)
+        table = ad.Parameter(np.full((16, 8), 0.1, "f"), "table")
+        loss = F.mean(ad.embedding_lookup_op(table, tokens) @ ad.transpose_op(table))
+        update = optim.SGD(0.1).minimize(loss, [table])
+        executor = ad.Executor([update], gpu(0), "bf16", group=self.group)
+        executor.run({tokens: np.arange(4)})
+        self.assertIn(f"all_reduce 128 of {BFLOAT16}, {SUM} grouped", self.notes())
+
+    def test_sums_behind_backward(self) -> None:
+        """Within a host they wait for it, and each update for its own bucket; else they leave as
+        soon as they can.
+        """
+        x = ad.Variable("x", (8, 300))
+        weights = [ad.Parameter(np.full((300, 300), 0.01, "f"), f"w{k}") for k in range(4)]
+        y: Any = x
+        for w in weights:
+            y = F.relu(y @ w)
+        update = optim.SGD(0.1).minimize(F.mean(y), weights)
+        self.addCleanup(setattr, self.group, "one_host", True)
+        within = mock.patch("dlsys.dist.data_parallel.BUCKET_WITHIN", 800_000)
+        self.enterContext(within)
+        for one_host, wanted in ((True, "^-+susu$"), (False, "^-+s-+s-*u+")):
+            self.group.one_host = one_host
+            plan = ad.Executor([update], gpu(0), group=self.group).plan({x: (8, 300)})
+            letters = {"all_reduce": "s", "sgd_update": "u"}
+            order = "".join(letters.get(step.node.op.name, "-") for step in plan.steps)
+            self.assertRegex(order, wanted)
 
     def test_errors_of_other_ranks(self) -> None:
         self.fake.FakeBreak(6)

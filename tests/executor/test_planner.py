@@ -40,6 +40,7 @@ PLAIN = Fake("plain")
 PYTHON = Fake("python", kernel=None)
 FALLIBLE = Fake("fallible", fallible=True)
 INPLACE = Fake("inplace", inplace=True)
+INPLACE_OF_LAST = Fake("inplace_of_last", inplace=(1,))
 VIEW = Fake("view", kernel=None, view=True)
 PAIR = Fake("pair", outputs=2)
 SCRATCHY = Fake("scratchy", scratch=(3000, 64))
@@ -87,8 +88,10 @@ class RandomGraph:
         inputs = rng.choices(self.values[-25:] + self.parameters, k=rng.randint(1, 3))
         shape = (rng.choice([7, 40, 200, 1000]),)
         kind = rng.random()
-        if kind < 0.4:
+        if kind < 0.3 or (kind < 0.4 and len(inputs) < 2):
             self.values.append(INPLACE(*inputs, shapes=[inputs[0].spec.shape]))
+        elif kind < 0.4:
+            self.values.append(INPLACE_OF_LAST(*inputs[:2], shapes=[inputs[1].spec.shape]))
         elif kind < 0.6:
             ops = [PLAIN, PYTHON, FALLIBLE, SCRATCHY]
             self.values.append(rng.choice(ops)(*inputs, shapes=[shape]))
@@ -333,6 +336,24 @@ class Sharing(unittest.TestCase):
             y = ad.exp_op(y)
         plan = ad.Executor([ad.sum_op(y)]).plan({x: (1000,)})
         self.assertEqual((plan.live_nbytes, plan.arena_nbytes), (4000, 4096))
+
+    def test_an_output_takes_over_an_input_that_it_may(self):
+        x = ad.Variable(shape=(1000,), dtype=np.float32)
+        a, b = (PLAIN(x, shapes=[(1000,)]) for _ in range(2))
+        y = INPLACE_OF_LAST(a, b, shapes=[(1000,)])
+        order, fetches = schedule([PLAIN(y, shapes=[(1,)])])
+        plan = make_plan(order, fetches, scratch_of)
+        step = next(step for step in plan.steps if step.node is y)
+        self.assertIs(step.outputs[0].buffer, step.inputs[1].buffer)
+
+    def test_values_of_one_operator_die_one_by_one(self):
+        x = ad.Variable(shape=(1000,), dtype=np.float32)
+        a, b = PAIR(x, shapes=[(1000,), (40,)])
+        y = PLAIN(PLAIN(a, shapes=[(1000,)]), shapes=[(1000,)])
+        order, fetches = schedule([PLAIN(y, b, shapes=[(1,)])])
+        plan = make_plan(order, fetches, scratch_of)
+        first, second = plan.steps[0].outputs
+        self.assertEqual((first.buffer.last, second.buffer.last), (1, 3))
 
     def test_the_table_shows_every_step_and_the_three_counts(self):
         net = Training((6, 5, 4))

@@ -14,9 +14,11 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import functional as F
 from dlsys import nn
-from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
+from dlsys.dtypes import FLOAT16, FLOAT32, ROUNDING, bfloat16, rounded
 from dlsys.errors import NotApplicableError
 from dlsys.fusion.channels_last import LAST
+from dlsys.fusion.gradient_sums import gradient_sums_ops
+from dlsys.fusion.image_operators import filter_gradient_channels_last_op
 from dlsys.graph.node import Node
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops.conv.convolution import convolution_op
@@ -74,7 +76,8 @@ class Kernels(unittest.TestCase):
         axes, size = (0, 1, 2), np.abs(made).max()
         # Tiles may be cut along K in other places, and tensor cores cut off what a sum of float32
         # does not hold: on an H200 a sum near zero of 9,216 products was off by 1.3e-6 of `size`.
-        np.testing.assert_allclose(made, alone, rtol=2 * ROUNDING[dtype], atol=4e-6 * size)
+        rounding = ROUNDING.get(dtype, 0)
+        np.testing.assert_allclose(made, alone, rtol=2 * rounding, atol=4e-6 * size)
         np.testing.assert_allclose(mean.asnumpy(), made.mean(axes), rtol=0, atol=1e-6 * size)
         np.testing.assert_allclose(variance.asnumpy(), made.var(axes), rtol=2e-5, atol=1e-12)
 
@@ -92,6 +95,20 @@ class Kernels(unittest.TestCase):
                         # Products as they lie, and tilings of float32 alone.
                         self.assertTrue(name.startswith(("implicit gemm", "implicit mma ")))
 
+    def test_statistics_of_float32(self) -> None:
+        """At tf32, by each tile; what has no kernel of its own is summed behind the convolution."""
+        names = load().algorithms("cuda", "conv2d_channels_last")
+        tiles = [k for k, name in enumerate(names, 1) if name.startswith("implicit wgmma ")]
+        for k, (sizes, attrs) in enumerate(DENSE[:3] + POINTWISE[:1]):
+            n, c, h, w, o, kernel = sizes
+            rng = np.random.default_rng(sum(sizes))
+            x, f = drawn(rng, (n, c, h, w), FLOAT32), drawn(rng, (o, c, kernel, kernel), FLOAT32)
+            for number in (0, tiles[k % len(tiles)]):
+                with self.subTest(sizes=sizes, number=number):
+                    self.statistics(number, x, f, attrs, FLOAT32)
+        x, f = drawn(rng, (2, 6, 9, 8), FLOAT32), drawn(rng, (10, 6, 3, 3), FLOAT32)
+        self.statistics(0, x, f, {}, FLOAT32)
+
     def test_statistics_keep_the_digits_of_any_mean(self) -> None:
         """Results of about 4,000 that are apart by units of 16 bits."""
         rng = np.random.default_rng(3)
@@ -108,11 +125,14 @@ class Kernels(unittest.TestCase):
 
     def test_sums_of_relu_s_gradient(self) -> None:
         for k, (sizes, attrs) in enumerate(SUMS):
-            for addends in (0, 1):
-                with self.subTest(sizes=sizes, addends=addends):
-                    self.sums(sizes, attrs, (bfloat16, FLOAT16)[k % 2], addends)
+            for addends, over in ((0, False), (1, False), (1, True)):
+                with self.subTest(sizes=sizes, addends=addends, over=over):
+                    self.sums(sizes, attrs, (bfloat16, FLOAT16)[k % 2], addends, over)
 
-    def sums(self, sizes: tuple[int, ...], attrs: dict[str, Any], dtype: Any, addends: int) -> None:
+    def sums(
+        self, sizes: tuple[int, ...], attrs: dict[str, Any], dtype: Any, addends: int, over: bool
+    ) -> None:
+        """Of the data gradient and as many addends; `over` one, the result takes its memory."""
         n, c, h, w, o, kernel = sizes
         attrs = dict(stride=1, padding=0, dilation=1, groups=1) | attrs
         rng = np.random.default_rng(sum(sizes))
@@ -125,12 +145,14 @@ class Kernels(unittest.TestCase):
         mean = rng.standard_normal(c).astype(np.float32)
         variance = rng.uniform(0.5, 2, c).astype(np.float32)
         on = rng.random((n, h, w, c)) < 0.5
-        (dz,), (dscale, dbias) = holes((n, h, w, c), dtype=dtype), holes((c,), (c,))
+        added = [placed(more, dtype)] * addends
+        (dz,) = added if over else holes((n, h, w, c), dtype=dtype)
+        dscale, dbias = holes((c,), (c,))
         moved = x.transpose(LAST)
         launch(
             "conv2d_data_gradient_channels_last_sums", gpu(0), placed(f, dtype), placed(dy, dtype),
             array(np.packbits(on, bitorder="little"), gpu(0), np.uint8), placed(moved, dtype),
-            array(mean, gpu(0)), array(variance, gpu(0)), [placed(more, dtype)] * addends, 1e-3,
+            array(mean, gpu(0)), array(variance, gpu(0)), added, 1e-3,
             dz, dscale, dbias, windows, attrs["groups"],
         )  # fmt: skip
         images = dy.transpose(0, 3, 1, 2)
@@ -179,6 +201,29 @@ class Network(unittest.TestCase):
         return [v.asnumpy().astype(np.float64) for v in found], Counter(
             step.node.op.name for step in steps
         )
+
+    @require_fusion("channels_last", "batch_norm", *FUSIONS)
+    def test_the_gradient_of_a_sum_takes_the_memory_of_its_addend(self) -> None:
+        x, fetches = bottleneck()
+        executor = ad.Executor(fetches, ctx=gpu(0), precision="bf16")
+        steps = executor.plan({x: x.shape}).steps
+        made = [step for step in steps if step.node.op is gradient_sums_ops[1]]
+        self.assertEqual(len(made), 1)
+        self.assertIs(made[0].outputs[0].buffer, made[0].inputs[6].buffer)
+
+    @require_fusion("channels_last", "batch_norm", *FUSIONS)
+    def test_filters_gradients_come_before_the_gradient_of_data(self) -> None:
+        """Else the images of all layers would wait for the filters' gradients."""
+        x, fetches = bottleneck()
+        executor = ad.Executor(fetches, ctx=gpu(0), precision="bf16")
+        steps = [step.node for step in executor.plan({x: x.shape}).steps]
+        of_data = {n.inputs[1]: k for k, n in enumerate(steps) if "data_gradient" in n.op.name}
+        of_filters = {
+            n.inputs[1]: k for k, n in enumerate(steps) if n.op is filter_gradient_channels_last_op
+        }
+        self.assertEqual(len(of_filters), 5)
+        for dy, at in of_filters.items():
+            self.assertLess(at, of_data[dy])
 
     @require_fusion("channels_last", "batch_norm", *FUSIONS)
     def test_a_residual_block(self) -> None:

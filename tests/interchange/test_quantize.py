@@ -18,7 +18,9 @@ from dlsys import autodiff as ad
 from dlsys import data, nn
 from dlsys.errors import DataError, GraphError
 from dlsys.inference import calibrate
+from dlsys.ndarray import gpu
 from dlsys.runtime.target import target_of
+from support import devices
 from support.devices import native_contexts
 
 try:
@@ -92,6 +94,15 @@ class Quantize(unittest.TestCase):
         for ctx in integer_contexts():
             with self.subTest(ctx=str(ctx)):
                 np.testing.assert_array_equal(dl.infer(quantized, ctx=ctx)(IMAGES), wanted)
+
+    @devices.require(gpu(0))
+    def test_a_gpu_fuses_what_stands_around_the_products(self) -> None:
+        quantized = dl.quantize(MODEL, LOADER)
+        program, x = dl.infer(quantized, ctx="gpu"), IMAGES[:2]
+        for _ in range(3):  # by steps, and as a captured graph
+            np.testing.assert_array_equal(program(x), dl.infer(quantized)(x))
+        names = ["quantized_conv2d_fused"] * 2 + ["quantized_max_pool2d", "quantized_matmul_chain"]
+        self.assertEqual(operators(program, x), names)
 
     def test_devices_without_the_kernels_compute_in_floats(self) -> None:
         quantized = dl.quantize(MODEL, LOADER)

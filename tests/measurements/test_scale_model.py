@@ -20,11 +20,14 @@ class Model(unittest.TestCase):
         self.assertAlmostEqual(self.link.latency * 1e6, 20, places=6)
         self.assertAlmostEqual(self.link.seconds(MIB, 2), 20e-6 + MIB / 300e9)
 
-    def test_sums_hide_behind_backward_but_for_the_last(self) -> None:
-        last = self.link.seconds(MIB, 2)
+    def test_sums_hide_beside_backward_between_hosts_but_for_the_largest(self) -> None:
+        largest = self.link.seconds(25 * MIB, 16)
         buckets = [25 * MIB] * 4 + [MIB]
-        self.assertAlmostEqual(efficiency(self.link, 0.03, buckets, 2), 0.03 / (0.03 + last))
-        self.assertAlmostEqual(efficiency(self.link, 1e-4, [MIB], 2), 1e-4 / (1e-4 + last))
+        self.assertAlmostEqual(efficiency(self.link, 0.03, buckets, 16), 0.03 / (0.03 + largest))
+        both = self.link.seconds(MIB, 2) + self.link.seconds(25 * MIB, 2)
+        self.assertAlmostEqual(
+            efficiency(self.link, 0.03, [25 * MIB, MIB], 2), 0.03 / (0.03 + both)
+        )
 
     def test_a_network_is_slower(self) -> None:
         buckets = [25 * MIB] * 20

@@ -102,6 +102,19 @@ class Layout:
                     got = run([movement.transpose_op(x, axes=axes)], {x: value}, self.ctx)[0]
                     np.testing.assert_array_equal(got, value.transpose(axes))
 
+    def test_colors_move_last(self) -> None:
+        """Few values side by side, of rows that fill vectors of 16 bytes and of others."""
+        rng = np.random.default_rng(SEED)
+        for channels in (1, 2, 3, 4, 5):
+            for height, width in ((4, 16), (5, 7)):
+                shape = (2, channels, height, width)
+                for dtype in (np.float32, np.float16, np.int64, np.uint8):
+                    x = ad.Variable("x", shape, dtype=np.dtype(dtype))
+                    values = rng.integers(0, 100, shape).astype(dtype)
+                    y = ad.Executor([ad.transpose_op(x, (0, 2, 3, 1))], self.ctx)
+                    (moved,) = y.run({x: values}, True)
+                    np.testing.assert_array_equal(moved, values.transpose(0, 2, 3, 1))
+
     def test_all_dtypes_move(self) -> None:
         for dtype in ("float32", "int32", "int64", "uint8", "bool"):
             x = ad.Variable("x", (3, 4), dtype)

@@ -30,6 +30,7 @@ from support.families.fused.gemm import FUSED
 from support.families.fused.layer_norm import FUSED_LAYER_NORM
 from support.families.fused.norm import FUSED_NORM
 from support.families.fused.pointwise import POINTWISE
+from support.families.fused.quantized import FUSED_QUANTIZED
 from support.families.fused.uint8 import FUSED_UINT8
 from support.families.generation import GENERATION
 from support.families.loss import LOSSES, PRODUCTS, SOFTMAX
@@ -358,5 +359,5 @@ SAMPLES = (
     *JOIN, *IMAGES, *PRODUCTS, *MORE_PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
     *MATHEMATICS, *ORDER, *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES, *ACCUMULATE,
     *ATTENTION, *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM,
-    *GENERATION, *FUSED_LAYER_NORM, *FUSED_UINT8, *QUANTIZED, *CHANNELS_LAST,
+    *GENERATION, *FUSED_LAYER_NORM, *FUSED_UINT8, *QUANTIZED, *FUSED_QUANTIZED, *CHANNELS_LAST,
 )  # fmt: skip

@@ -85,6 +85,11 @@ def positive(text: str) -> int:
     return read(int, text, lambda _: value <= _MOST, f"at most {_MOST}")
 
 
+def whole(text: str) -> int:
+    """A count of what may be left out."""
+    return read(int, text, lambda value: value >= 0, "an integer from 0 on")
+
+
 def path(text: str) -> Path:
     """The name of a file or a folder."""
     if not text:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments.kinds import Input, Instance, Int, Kind, OneOf, shown
+from ..arguments.kinds import Bool, Input, Instance, Int, Kind, OneOf, shown
 from ..arguments.signature import Signature
 from ..dtypes import is_integral
 from ..graph.node import Node, Op
@@ -66,6 +66,9 @@ class AllReduceOp(Collective):
     """The sum, mean, max or min of all ranks' arrays, element by element; of several arrays
     together, which go as one bucket.
 
+    `behind` says that it waits for all steps before it, of backward say, and `joined`, which is the
+    planner's, that its arrays lie side by side.
+
     With `count`, the number of runs before this one, numpy and the CPU reduce in the last of every
     `every` runs only, and leave the arrays as they are in the others; GPUs reduce in each.
     """
@@ -78,7 +81,7 @@ class AllReduceOp(Collective):
         names = ["x"] if count == 1 else [f"x{k}" for k in range(count)]
         self.signature = Signature(
             *names, "*", group=Instance(Group), op=OneOf(*REDUCTIONS, default="sum"),
-            count=Input(None), every=Int(1, low=1),
+            count=Input(None), every=Int(1, low=1), behind=Bool(False),
         )  # fmt: skip
 
     def infer(self, node: Node, *specs: Spec) -> Any:
@@ -115,7 +118,7 @@ class AllReduceOp(Collective):
             at += y.size
 
     def scalars(self, node: Node) -> tuple[float | int, ...]:
-        return *super().scalars(node), _CODES[node.attrs["op"]]
+        return *super().scalars(node), _CODES[node.attrs["op"]], int("joined" in node.attrs)
 
     def lists(self, node: Node) -> Sequence[int]:
         return self.outputs, len(node.inputs) - self.outputs, self.outputs

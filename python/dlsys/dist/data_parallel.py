@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import bfloat16
 from ..errors import GraphError
 from ..graph.lines import attributed_to
 from ..graph.node import Node, find_topo_sort, hooks
-from ..ops.elementwise import mul
-from ..ops.leaf import Parameter
+from ..ops.elementwise import cast_op, mul
+from ..ops.leaf import Parameter, constant
 from ..ops.optim.apply import RuleOp, global_norm_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import target_of
@@ -31,6 +32,7 @@ from .shard import Shard, Slice
 
 FIRST_BUCKET = 1 << 20  # bytes
 BUCKET = 25 << 20  # bytes
+BUCKET_WITHIN = 64 << 20  # bytes, where sums wait for backward
 _SEEDS = 0x9E3779B97F4A7C15  # odd: the keys of 2^64 ranks differ
 
 Told = dict[str, list[str]]
@@ -47,6 +49,9 @@ class DataParallel:
         self._shards = [parameter for parameter in parameters if isinstance(parameter, Shard)]
         self._told: dict[Hashable, tuple[int, Told]] = {}
         group.connect(ctx)
+        # Within a host sums are quick, but kernels beside them that fill the chip are slow: a block
+        # of theirs that finds no multiprocessor free begins when the others are done.
+        self._behind = ctx is not None and bool(ctx.streams) and group.one_host
         self.passes: tuple[Pass, ...] = (
             Pass("rank_keys", self._draw_apart, position=3),
             Pass("reductions", self._reduce, position=6),
@@ -100,35 +105,66 @@ class DataParallel:
     def _reduce(self, fetches: Sequence[Node], options: Options) -> list[Node]:
         order = find_topo_sort(fetches)
         rounds: dict[Node, tuple[Node | None, int]] = {}  # of each gradient: when it is used
+        sent: dict[Node, Node] = {}  # of each: what is reduced
         reduced: dict[Node, Node] = {}
+        narrow = _narrow(order)
         for node in order:
             for which, k in enumerate(node.op.gradient_inputs):
-                gradient = node.inputs[k]
+                gradient, parameter = node.inputs[k], node.inputs[which]
                 if gradient.op.constant_fill or gradient.op.communicates:
                     continue
-                if isinstance(node.inputs[which].origin, Slice):  # no other rank has this part
-                    with attributed_to(gradient, backward=True):
+                with attributed_to(gradient, backward=True):
+                    if isinstance(parameter.origin, Slice):  # no other rank has this part
                         reduced[gradient] = mul(gradient, 1 / self._group.size)
-                else:
-                    rounds[gradient] = _round(node)
+                        continue
+                    half = parameter in narrow and gradient.spec.dtype == np.float32
+                    sent[gradient] = cast_op(gradient, bfloat16) if half else gradient
+                sent[gradient].number = gradient.number
+                rounds[gradient] = _round(node)
         self._check_divided(order, reduced.keys())
-        for bucket in _buckets(rounds):
-            count, every = rounds[bucket[0]]
-            with attributed_to(bucket[-1], backward=True):
-                options_of = {} if count is None else {"count": count, "every": every}
-                made = bucket_op(len(bucket))(
-                    *bucket, group=self._group, op="mean", name="gradients", **options_of
-                )
-            made.number = bucket[-1].number  # so that it is scheduled as soon as they are there
+        within = set(find_topo_sort([*rounds, *reduced])) | set(reduced.values())
+        readers = [node for node in order if node not in within]
+        summed = _divided_by_updates(readers, rounds)
+        limits = (BUCKET_WITHIN,) * 2 if self._behind else (FIRST_BUCKET, BUCKET)
+        buckets = _buckets(rounds, sent, summed, limits)
+        if self._behind:  # each update runs beside the next sum, that of the last beside none
+            buckets.sort(key=lambda bucket: -sum(sent[x].spec.nbytes for x in bucket))
+        for place, bucket in enumerate(buckets):
+            made = self._reduced(bucket, sent, "sum" if bucket[0] in summed else "mean", rounds)
+            # It is scheduled as soon as they are there, or else in this order.
+            made.number = buckets[-1][-1].number + place if self._behind else bucket[-1].number
             values = [made] if len(bucket) == 1 else [made[k] for k in range(len(bucket))]
             reduced.update(zip(bucket, values))
-        gradients = [*rounds, *(x for x in reduced if x not in rounds)]
-        within = set(find_topo_sort(gradients)) | set(reduced.values())
-        for node in order:
-            if node not in within and not reduced.keys().isdisjoint(node.inputs):
+        self._divide(readers, summed, buckets)
+        for node in readers:
+            if not reduced.keys().isdisjoint(node.inputs):
                 node.inputs = [reduced.get(x, x) for x in node.inputs]
         return list(fetches)
 
+    def _reduced(
+        self, bucket: Sequence[Node], sent: Mapping[Node, Node], op: str, rounds: Mapping[Node, Any]
+    ) -> Node:
+        """The reduction of the gradients of a bucket."""
+        count, every = rounds[bucket[0]]
+        attrs = {} if count is None else {"count": count, "every": every}
+        attrs.update(group=self._group, op=op, behind=self._behind, name="gradients")
+        with attributed_to(bucket[-1], backward=True):
+            return bucket_op(len(bucket))(*(sent[x] for x in bucket), **attrs)
+
+    def _divide(
+        self, readers: Sequence[Node], summed: set[Node], buckets: Sequence[Sequence[Node]]
+    ) -> None:
+        """Lets updates divide what they read of the gradients that are `summed`. Updates that read
+        one constant become one, which waits for all that it reads: each bucket has its own, so that
+        it is used while others travel.
+        """
+        share: dict[Node, Node] = {}
+        for bucket in buckets:
+            own = constant(np.float32(1 / self._group.size), "share")
+            share.update(dict.fromkeys(summed.intersection(bucket), own))
+        for node in readers:
+            for gradient in [x for x in node.inputs if x in share]:
+                _scale(node, share[gradient])
 
     def _check_divided(self, order: Sequence[Node], divided: Collection[Node]) -> None:
         """GraphError where a norm is taken of a part of a weight: ranks would clip differently."""
@@ -146,20 +182,59 @@ def _round(update: Node) -> tuple[Node | None, int]:
     return update.op.counter(update), update.attrs.get("every", 1)
 
 
-def _buckets(rounds: Mapping[Node, Any]) -> list[list[Node]]:
+def _narrow(order: Sequence[Node]) -> set[Node]:
+    """The matrices of float32 that products read as bfloat16. Where a gradient of one is float32,
+    since an embedding has a part in it, say, it is rounded before it is reduced, as the others are.
+    """
+    casts = [node for node in order if node.op.casts and node.spec.dtype is bfloat16]
+    return {node.inputs[0] for node in casts if len(node.spec.shape) > 1}
+
+
+def _divided_by_updates(readers: Sequence[Node], rounds: Mapping[Node, Any]) -> set[Node]:
+    """The gradients that nothing but updates read, each of which scales all that it reads: the sum
+    over ranks is enough there, for which NCCL has faster kernels than for the mean. Not those of
+    float16, whose sum may be beyond its range.
+    """
+    found = {x for x, (count, _) in rounds.items() if count is None and x.spec.dtype != np.float16}
+    for node in readers:
+        op = node.op
+        update = isinstance(op, RuleOp) and not op.rule.beside
+        own = [node.inputs[k] for k in op.gradient_inputs] if update else []
+        if not found.issuperset(own) or len(own) < sum(x in found for x in node.inputs):
+            found.difference_update(node.inputs)
+    return found
+
+
+def _scale(update: Node, share: Node) -> None:
+    """Lets an update multiply its gradient by `share`."""
+    given = update.attrs.get("given", ())
+    if "scale" in given:  # the last of the inputs
+        update.inputs = [*update.inputs[:-1], mul(update.inputs[-1], share)]
+    else:
+        update.inputs = [*update.inputs, share]
+        update.attrs = {**update.attrs, "given": (*given, "scale")}
+
+
+def _buckets(
+    rounds: Mapping[Node, Any],
+    sent: Mapping[Node, Node],
+    summed: Collection[Node],
+    limits: tuple[int, int],
+) -> list[list[Node]]:
     """The gradients in the order of their making, which is that of backward, cut into buckets of
-    one dtype and one round each, in the order in which they are complete: those of bfloat16 and of
-    float32, which alternate in a network of 16 bits, fill at the same time.
+    one dtype, one round and one reduction each, in the order in which they are complete: those of
+    bfloat16 and of float32, which alternate in a network of 16 bits, fill at the same time.
+    limits: the bytes of the first bucket and of the others.
     """
     found: list[list[Node]] = []
     filling: dict[Hashable, list[Node]] = {}
     for node in sorted(rounds, key=lambda node: node.number):
         count, every = rounds[node]
-        kind = node.spec.dtype, id(count), every
+        kind = sent[node].spec.dtype, id(count), every, node in summed
         bucket = filling.get(kind)
         if bucket is not None:
-            limit = FIRST_BUCKET if bucket is found[0] else BUCKET
-            if sum(x.spec.nbytes for x in [*bucket, node]) > limit:
+            limit = limits[bucket is not found[0]]
+            if sum(sent[x].spec.nbytes for x in [*bucket, node]) > limit:
                 bucket = None
         if bucket is None:
             bucket = filling[kind] = []

@@ -30,6 +30,7 @@ class Group(ABC):
     rank = 0
     size = 1
     local_rank = 0
+    one_host = True  # that all ranks are on
     handle = 0  # of its communicator in the native library, 0 before `connect`
     compares_every_run = True  # executors do, not only before the first run of each shape
 

@@ -167,7 +167,8 @@ def _run_without_mpi(rank: Sequence[str], ranks: int) -> int:
             rank,
             env={
                 **os.environ,
-                **{"RANK": str(k), "LOCAL_RANK": str(k), "WORLD_SIZE": str(ranks)},
+                **{"RANK": str(k), "LOCAL_RANK": str(k)},
+                **{"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)},
                 **{"MASTER_ADDR": _HOST, "MASTER_PORT": str(port)},
             },
         )

@@ -37,7 +37,7 @@ class MpiGroup(Group):
         self._calls = 0  # collectives so far, by which ranks know which one they wait in
         self.rank, self.size = comm.rank, comm.size
         local = comm.Split_type(self._mpi.COMM_TYPE_SHARED)
-        self.local_rank = local.rank
+        self.local_rank, self.one_host = local.rank, local.size == comm.size
         local.Free()
 
     def split(self, color: int) -> MpiGroup:

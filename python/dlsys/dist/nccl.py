@@ -57,6 +57,7 @@ class NcclGroup(Group):
 
     def __init__(self, rank: int, size: int, local_rank: int) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
+        self.one_host = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) == size
         self._ctx = gpu(local_rank)
         # NCCL itself hands out the id: all ranks find rank 0 by this address.
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -31,6 +31,18 @@ class Explanation(NamedTuple):
     classes: np.ndarray
     probabilities: np.ndarray
 
+    def peaks(self) -> np.ndarray:
+        """Where each map is strongest: (n, 2) int64, row and column. Of several such pixels, as at
+        the edge of an image, where a map of few cells is constant, it is the one nearest to their
+        middle.
+        """
+        found = np.zeros((len(self.maps), 2), np.int64)
+        for k, values in enumerate(self.maps):
+            strongest = np.argwhere(values == values.max())
+            apart = np.abs(strongest - strongest.mean(axis=0)).sum(axis=1)
+            found[k] = strongest[apart.argmin()]
+        return found
+
 
 class Explainer:
     """A model with the program that explains it: call it with images (n, C, H, W).

@@ -1,15 +1,15 @@
 """Batch-norm statistics where a convolution stores its result: the mean and variance of each
 filter's results, which are then not read again for them.
 
-Pattern: the statistics of a convolution of 16 bits with channels last. Its kernel keeps, beside
-each tile of results, the moments of their columns as they are stored; a small kernel combines them.
+Pattern: the statistics of a convolution with channels last. Its kernel keeps, beside each tile of
+results, the moments of their columns as they are stored; a small kernel combines them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..dtypes import bfloat16, is_narrow
+from ..dtypes import bfloat16
 from ..graph.lines import attributed_to
 from ..graph.node import Node
 from ..ops.norm.batch_norm import batch_statistics_op
@@ -36,23 +36,22 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
 
 
 def _is_by_filter(convolution: Node, statistics: Node) -> bool:
-    """True where the statistics are of 16 bits and of each filter, of images (N, H, W, O)."""
-    return (
-        convolution.op is conv2d_channels_last_op
-        and is_narrow(convolution.spec.dtype)
-        and statistics.inputs[0].spec.shape[1:] == convolution.spec.shape[3:]
-    )
+    """True where the statistics are those of each filter, of images (N, H, W, O)."""
+    is_convolution = convolution.op is conv2d_channels_last_op
+    return is_convolution and statistics.inputs[0].spec.shape[1:] == convolution.spec.shape[3:]
 
 
 def _fuse(graph: Graph, convolution: Node, statistics: Node, replaced: dict[Node, Node]) -> None:
     values = {value.attrs["index"]: value for value in graph.users[statistics]}
     inputs = convolution.inputs
-    attrs = {key: value for key, value in convolution.attrs.items() if key != "body"}
+    kept = {key: value for key, value in convolution.attrs.items() if key != "body"}
+    attrs = {key: value for key, value in kept.items() if key != "precision"}
     with attributed_to(convolution):
         moments = [values[k] if k in values else value_of(statistics, k) for k in (0, 1)]
         made = conv2d_channels_last_statistics_op(
             *inputs, body=close(inputs, [convolution, *moments]), **attrs
         )
+        made.attrs = {**made.attrs, **kept}
         made.stand_for(convolution)
         replaced[convolution] = value_of(made, 0, convolution)
         for k, value in values.items():

@@ -48,6 +48,7 @@ class GradientSums(OverImages):
     def __init__(self, addends: int) -> None:
         super().__init__("conv2d_data_gradient_channels_last_sums", 3, (2,))
         self._addends = addends
+        self.inplace = (6,) if addends else False  # each element of the addend is read before
 
     def scalars(self, node: Node) -> tuple[Any, ...]:
         return float(node.attrs["eps"]), node.attrs["windows"].argument, node.attrs["groups"]
@@ -136,7 +137,8 @@ def _made(gradient: Node, of_norm: Sequence[Node], others: Sequence[Node], sums:
     eps, shape = sums.attrs["eps"], x.spec.shape
     with attributed_to(sums):
         dy = in_shape(gradient, shape)
-        dz = keep_by_bits_op(bits, add_op(dy, others[0]) if others else dy)
+        others = [in_shape(other, gradient.spec.shape) for other in others]
+        dz = keep_by_bits_op(bits, add_op(dy, in_shape(others[0], shape)) if others else dy)
         of_dz = batch_normalize_sums_op(x, mean, variance, dz, eps=eps, training=True)
         outputs = in_shape(dz, gradient.spec.shape), value_of(of_dz, 0), value_of(of_dz, 1)
         inputs = (*gradient.inputs, bits, x, mean, variance, *others)

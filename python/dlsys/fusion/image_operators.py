@@ -36,6 +36,14 @@ class Convolution(OverImages):
         return (*super().scalars(node), node.attrs["groups"], algorithm_number(node))
 
 
+class FilterGradient(Convolution):
+    """The gradient of a filter, behind the gradient of the results that it reads: where data
+    gradients went first, the images of many layers would wait for it.
+    """
+
+    cache_local = True
+
+
 conv2d_channels_last_op = Convolution("conv2d_channels_last")
 data_gradient_channels_last_op = Convolution("conv2d_data_gradient_channels_last")
-filter_gradient_channels_last_op = Convolution("conv2d_filter_gradient_channels_last")
+filter_gradient_channels_last_op = FilterGradient("conv2d_filter_gradient_channels_last")

@@ -1,5 +1,6 @@
 """Convolutions whose filters do not change keep them in the layout of their kernel: packed for the
-product or transformed for Winograd's tiles by the first run, not by every one.
+product or transformed for Winograd's tiles by the first run, not by every one. A GPU reads filters
+as they lie and keeps none: its kernel serves few images, by several blocks for each sum.
 
 Patterns: a convolution by a Parameter, with or without bias, and behind it an array of the result's
 shape that is added, and relu; whatever is missing is left out. Only programs for inference run this

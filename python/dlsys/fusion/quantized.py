@@ -194,7 +194,9 @@ class _Lowering:
     ) -> Node:
         """A product in integers, in the layout of the node."""
         of_sums = np.float32(x.scale) * weights.scale.astype(np.float32)
-        values = weights.values
+        rows, values = x.node, weights.values
+        if node.op in _MATRICES:
+            rows, values = self._rows(rows, values)
         bias = np.rint(weights.bias / of_sums.astype(np.float64))
         bias -= x.zero * values.sum(axis=1, dtype=np.int64)
         limits = np.iinfo(np.int32)
@@ -204,13 +206,27 @@ class _Lowering:
             constant_op(of_sums / np.float32(scale)),
         )
         if node.op in _MATRICES:
-            return quantized_matmul_op(x.node, *operands, **result)
+            return quantized_matmul_op(rows, *operands, **result)
         attrs = {key: node.attrs[key] for key in ("stride", "padding", "dilation")}
         size = node.inputs[1].spec.shape[2:]
         images = self._last(x.node)
         return self._first(
             quantized_conv2d_op(images, *operands, size=size, pad=x.zero, **attrs, **result)
         )
+
+    def _rows(self, x: Node, values: np.ndarray) -> tuple[Node, np.ndarray]:
+        """The rows of a product and its weights (N, K): where the rows are images that were made
+        flat, with the inputs in the order that these have as channels last.
+        """
+        images = x.inputs[0] if x.op is reshape_op else x
+        last = self._channels_last.get(images)
+        if last is None or len(images.spec.shape) != 4:
+            return x, values
+        n, c, h, w = images.spec.shape
+        if x.spec.shape != (n, c * h * w):
+            return x, values
+        moved = values.reshape(-1, c, h * w).transpose(0, 2, 1).reshape(values.shape)
+        return reshape_op(last, x.spec.shape), moved
 
     # ---- sums, and what moves elements ----
     def _sum(self, node: Node, scale: float, zero: int) -> Node | None:

@@ -103,7 +103,7 @@ class Op:
     # The output is input 0's memory under another shape; with an attribute `offset` it is the part
     # that begins at that element.
     view: bool = False
-    inplace: bool = False  # an output may take over an input of its shape and dtype that dies here
+    inplace: bool | tuple[int, ...] = False  # an output may overwrite a dying input like it (these)
     # Inputs (Parameters) that it updates; its outputs are their new values.
     writes: tuple[int, ...] = ()
     # Of an update: the inputs that are gradients of what it writes, which ranks average.

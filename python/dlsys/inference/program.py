@@ -82,9 +82,9 @@ class InferenceProgram:
     def save_program(self, folder: str | Path, *inputs: Any) -> None:
         """Writes the program for one batch to a folder, for machines without Python.
 
-        examples/deploy/run_program.c, a C program that is linked with the native library, runs it:
-        the same kernels over the same memory, and so the same bits. The format is that of
-        python/dlsys/inference/save.py.
+        A C program that includes dlsys_program.h and is linked with the native library runs it,
+        such as examples/deploy/run_program.c: the same kernels over the same memory, and so the
+        same bits. The format is that of python/dlsys/inference/save.py.
 
         folder: is made if need be; `plan.txt` and `weights.bin` in it are replaced. inputs: a batch
         whose shapes and dtypes are planned; its values do not matter. GraphError where `infer` was

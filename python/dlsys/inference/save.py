@@ -1,6 +1,6 @@
 """A planned program as files that run without Python.
 
-`examples/deploy/run_program.c` reads them and calls the same kernels through the C API
+The header src/include/dlsys_program.h reads them and calls the same kernels through the C API
 (src/include/dlsys.h). The folder has two files:
 
 - `weights.bin`: the bytes of Parameters and constants, each aligned to 256.

@@ -96,6 +96,7 @@ async def serve(settings: Settings, log: Log, started: Callable[[Listeners], Non
             if grpc_server is not None:
                 await grpc_server.stop(grace)
             await service.repository.close()
+            service.settle()
             log.write("ended")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import itertools
 import os
+from collections.abc import Callable
 
 from .faults import OverloadedError, UnauthorizedError
 from .logs import Log
@@ -26,6 +27,7 @@ class Service:
         self.settings, self.log = settings, log
         self.repository = Repository(settings.models, settings.ctx, settings.limits, log)
         self.closing = False
+        self.settle: Callable[[], None] = lambda: None  # counts and logs what is answered
         self.active = 0  # requests in progress
         self._numbers = itertools.count(1)
         self._prefix = os.urandom(6).hex()

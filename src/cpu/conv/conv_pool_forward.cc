@@ -1,7 +1,9 @@
 // Forward convolution + bias + relu + max-pool, direct, with images in SIMD lanes: a block of as
 // many images as a vector has lanes is transposed to images-last, so that a window element under
 // several filters is one vector, accumulated in registers. A row of windows is kept until the
-// maxima are known. An image's result does not depend on the images beside it.
+// maxima are known. One to three images have filters in the lanes instead, and elements of windows
+// go to all of them. Sums have one order either way, so that an image's result does not depend on
+// the images beside it.
 #include "cpu/conv/conv_pool.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
@@ -318,10 +320,199 @@ class Forward {
   float* packed_ = nullptr;
 };
 
+// ---- few images, with filters in SIMD lanes ----
+
+constexpr int64_t kMostFew = 3;       // images
+constexpr int64_t kWorth = 1 << 19;   // multiplications of a task, below which a thread is not
+constexpr int kWindowsAtOnce = 4;     // whose sums are in registers
+constexpr double kFilledLanes = 0.6;  // the least part of the lanes that have a filter
+
+// Arguments of a kernel; vectors have one lane per filter.
+struct FilterLanes {
+  const float* x;     // (channels, rows, cols), padded
+  const float* f;     // (channels, kernel) vectors
+  const float* bias;  // a vector
+  float* sums;        // room for (positions of a window, out.w) vectors
+  float *y, *code;    // (out) vectors; codes as floats
+  int64_t channels, rows, cols;
+  HW kernel, out;
+  bool relu;
+};
+using FilterLaneFunction = void (*)(const FilterLanes&);
+
+// Convolution outputs of kCount windows from window j of a row on.
+template <int kWidth, int kWindow, int kCount>
+DLSYS_INLINE void SeveralWindows(const FilterLanes& a, int64_t row, int64_t j) {
+  typedef float Vector __attribute__((vector_size(kWidth * sizeof(float)), may_alias));
+  constexpr int kPositions = kWindow * kWindow;
+  Vector sum[kCount][kPositions];
+  for (int n = 0; n < kCount; n++)
+    for (int k = 0; k < kPositions; k++) sum[n][k] = *(const Vector*)a.bias;
+  const Vector* f = (const Vector*)a.f;
+  for (int64_t c = 0; c < a.channels; c++)
+    for (int64_t h = 0; h < a.kernel.h; h++) {
+      const float* x = a.x + (c * a.rows + row * kWindow + h) * a.cols + j * kWindow;
+      for (int64_t w = 0; w < a.kernel.w; w++, x++, f++) {
+        const Vector filter = *f;
+        DLSYS_UNROLL
+        for (int n = 0; n < kCount; n++) DLSYS_UNROLL
+        for (int k = 0; k < kPositions; k++)
+          sum[n][k] += filter * x[k / kWindow * a.cols + n * kWindow + k % kWindow];
+      }
+    }
+  for (int k = 0; k < kPositions; k++)
+    for (int n = 0; n < kCount; n++) ((Vector*)a.sums)[k * a.out.w + j + n] = sum[n][k];
+}
+
+template <int kWidth, int kWindow>
+DLSYS_INLINE void WindowsUnderFilters(const FilterLanes& a) {
+  constexpr int kPositions = kWindow * kWindow;
+  constexpr int kCount = kWindow == 2 ? kWindowsAtOnce : 2;
+  const int64_t n = a.out.w * kWidth;
+  for (int64_t row = 0; row < a.out.h; row++) {
+    int64_t j = 0;
+    for (; j + kCount <= a.out.w; j += kCount) SeveralWindows<kWidth, kWindow, kCount>(a, row, j);
+    for (; j < a.out.w; j++) SeveralWindows<kWidth, kWindow, 1>(a, row, j);
+    if (a.relu)
+      Largest<kPositions, true>(a.sums, n, a.y + row * n, a.code + row * n);
+    else
+      Largest<kPositions, false>(a.sums, n, a.y + row * n, a.code + row * n);
+  }
+}
+
+// The kernels of one instruction set and vector width, for windows of 2 and 3.
+struct FilterLaneKernels {
+  int width;
+  FilterLaneFunction of[2];
+};
+
+template <int kWidth, int kWindow>
+void FewBaseline(const FilterLanes& a) {
+  WindowsUnderFilters<kWidth, kWindow>(a);
+}
+constexpr FilterLaneKernels kFewOfBaseline[] = {{4, {FewBaseline<4, 2>, FewBaseline<4, 3>}}};
+#ifdef __x86_64__
+template <int kWidth, int kWindow>
+DLSYS_AVX2 void FewAvx2(const FilterLanes& a) {
+  WindowsUnderFilters<kWidth, kWindow>(a);
+}
+template <int kWidth, int kWindow>
+DLSYS_AVX512 void FewAvx512(const FilterLanes& a) {
+  WindowsUnderFilters<kWidth, kWindow>(a);
+}
+constexpr FilterLaneKernels kFewOfAvx2[] = {{8, {FewAvx2<8, 2>, FewAvx2<8, 3>}}};
+constexpr FilterLaneKernels kFewOfAvx512[] = {{8, {FewAvx512<8, 2>, FewAvx512<8, 3>}},
+                                              {16, {FewAvx512<16, 2>, FewAvx512<16, 3>}}};
+#endif
+
+template <size_t n>
+const FilterLaneKernels& NarrowestFew(const FilterLaneKernels (&kernels)[n], int64_t filters) {
+  size_t k = 0;
+  while (k + 1 < n && kernels[k].width < filters) k++;
+  return kernels[k];
+}
+
+const FilterLaneKernels& KernelsForFilters(int64_t filters) {
+#ifdef __x86_64__
+  if (CurrentIsa() == Isa::kAvx512) return NarrowestFew(kFewOfAvx512, filters);
+  if (CurrentIsa() == Isa::kAvx2) return NarrowestFew(kFewOfAvx2, filters);
+#endif
+  return NarrowestFew(kFewOfBaseline, filters);
+}
+
+class FewImages {
+ public:
+  FewImages(const ConvPool& p, const float* x, const float* f, const float* bias, bool relu,
+            float* y, uint8_t* code)
+      : p_(p),
+        x_(x),
+        f_(f),
+        bias_(bias),
+        relu_(relu),
+        y_(y),
+        code_(code),
+        kernels_(KernelsForFilters(p.conv.o)),
+        width_(kernels_.width),
+        groups_(CeilDiv(p.conv.o, width_)) {}
+
+  bool Serves() const {
+    const double filled = (double)p_.conv.o / (double)(groups_ * width_);
+    return p_.conv.n <= kMostFew && filled >= kFilledLanes;
+  }
+
+  // A task is a group of filters under an image.
+  void Run() const {
+    const int64_t multiplications = Size(p_.conv.out) * K() * width_;
+    const int64_t chunk = std::max<int64_t>(1, kWorth / std::max<int64_t>(multiplications, 1));
+    const auto make = [this] { return ScratchArray<float>(Numel()); };
+    ParallelForWithScratch(p_.conv.n * groups_, chunk, make,
+                           [&](int64_t begin, int64_t end, const ScratchArray<float>& scratch) {
+                             for (int64_t k = begin; k < end; k++)
+                               RunGroup(k / groups_, k % groups_, scratch.data());
+                           });
+  }
+
+ private:
+  int64_t K() const { return p_.conv.c * Size(p_.conv.kernel); }
+  int64_t Windows() const { return Size(p_.out); }
+  int64_t PaddedNumel() const { return RoundUp(p_.conv.c * Size(SeenByWindows(p_)), kMostLanes); }
+  int64_t SumsNumel() const { return p_.window * p_.window * p_.out.w * width_; }
+  int64_t Numel() const { return PaddedNumel() + (K() + 1 + 2 * Windows()) * width_ + SumsNumel(); }
+
+  void RunGroup(int64_t image, int64_t group, float* scratch) const {
+    const int64_t first = group * width_, filters = std::min(width_, p_.conv.o - first);
+    const HW seen = SeenByWindows(p_);
+    float *f = scratch + PaddedNumel(), *bias = f + K() * width_;
+    FilterLanes a;
+    a.x = scratch;
+    a.f = f;
+    a.bias = bias;
+    a.y = bias + width_;
+    a.code = a.y + Windows() * width_;
+    a.sums = a.code + Windows() * width_;
+    a.channels = p_.conv.c;
+    a.rows = seen.h;
+    a.cols = seen.w;
+    a.kernel = p_.conv.kernel;
+    a.out = p_.out;
+    a.relu = relu_;
+    if (filters < width_) memset(f, 0, (K() + 1) * width_ * sizeof(float));
+    Transpose(f_ + first * K(), K(), filters, K(), f, width_);
+    for (int64_t o = 0; o < filters; o++) bias[o] = bias_ ? bias_[first + o] : 0;
+    Pad(x_ + image * p_.conv.c * Size(p_.conv.in), scratch);
+    kernels_.of[p_.window - 2](a);
+    const int64_t to = (image * p_.conv.o + first) * Windows();
+    Transpose(a.y, width_, Windows(), filters, y_ + to, Windows());
+    Transpose(a.code, width_, Windows(), filters, code_ + to, Windows());
+  }
+
+  void Pad(const float* x, float* to) const {
+    const HW seen = SeenByWindows(p_), in = p_.conv.in, pad = p_.conv.pad;
+    const Inside down(seen.h, pad.h, in.h), across(seen.w, pad.w, in.w);
+    if (down.Size() < seen.h || across.Size() < seen.w)
+      memset(to, 0, p_.conv.c * Size(seen) * sizeof(float));
+    for (int64_t c = 0; c < p_.conv.c; c++)
+      for (int64_t h = down.begin; h < down.end; h++)
+        memcpy(to + (c * seen.h + h) * seen.w + across.begin,
+               x + (c * in.h + h - pad.h) * in.w + across.begin - pad.w,
+               across.Size() * sizeof(float));
+  }
+
+  const ConvPool p_;
+  const float *x_, *f_, *bias_;
+  const bool relu_;
+  float* y_;
+  uint8_t* code_;
+  const FilterLaneKernels& kernels_;
+  const int64_t width_, groups_;
+};
+
 }  // namespace
 
 void ConvPoolForward(const ConvPool& p, const float* x, const float* f, const float* bias,
                      bool relu, float* y, uint8_t* code) {
+  const FewImages few(p, x, f, bias, relu, y, code);
+  if (few.Serves()) return few.Run();
   Forward(p, x, relu, y, code).Run(f, bias);
 }
 

@@ -594,9 +594,18 @@ void DataGradientWithSums(const Call& at, const Conv& c, const T* f, const T* dy
                           const GradientSums& sums) {
   if (OnHopper(at, c, Pass::kDataGradient, dz, f, dy) && HopperMakesSums(c, sums))
     return DataGradientOnHopper(at, c, f, dy, dz, &sums);
-  DataGradient(at, c, f, dy, dz);
-  ReluSumsByBits(at.op, at.ctx, (const T*)sums.x, Channels(c.n * Size(c.in), c.c, 1), sums.moments,
-                 sums.bits, (const T*)sums.addend, dz, sums.dscale, sums.dbias, at.stream);
+  const Channels shape(c.n * Size(c.in), c.c, 1);
+  const auto add = [&](const T* addend) {
+    ReluSumsByBits(at.op, at.ctx, (const T*)sums.x, shape, sums.moments, sums.bits, addend, dz,
+                   sums.dscale, sums.dbias, at.stream);
+  };
+  if (sums.addend != dz) {
+    DataGradient(at, c, f, dy, dz);
+    return add((const T*)sums.addend);
+  }
+  const Scratch dx(at.ctx, shape.Numel() * (int64_t)sizeof(T), at.stream);
+  DataGradient(at, c, f, dy, (T*)dx.data());
+  add((const T*)dx.data());
 }
 
 template <class T>
@@ -644,6 +653,12 @@ void Forward(const Call& at, const Conv& c, const float* x, const float* f, cons
              float* y) {
   CheckIsOnHopper(at, c, Pass::kForward, x, f, y);
   ForwardOnHopper(at, c, x, f, bias, y, nullptr);
+}
+template <>
+void ForwardWithStatistics(const Call& at, const Conv& c, const float* x, const float* f, float* y,
+                           const Statistics& statistics) {
+  CheckIsOnHopper(at, c, Pass::kForward, x, f, y);
+  ForwardOnHopper<float>(at, c, x, f, nullptr, y, &statistics);
 }
 template <>
 void DataGradient(const Call& at, const Conv& c, const float* f, const float* dy, float* dx) {

@@ -1,6 +1,6 @@
 // Convolution with channels last, of floats of 16 bits or of float32 at tf32: x (n, in, c), y (n,
 // out, o), a gradient of the shape of its array; filters stay (o, c / groups, kernel). All
-// contiguous, and they overlap nowhere. channels_last.cu has the algorithm.
+// contiguous, and they overlap nowhere but where it is said. channels_last.cu has the algorithm.
 #pragma once
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/norm/norm.cuh"
@@ -35,8 +35,10 @@ struct Statistics {
 // relu's gradient of the data gradient plus an addend, and its sums for the batch normalization
 // that relu's argument came from, or from a sum with it.
 struct GradientSums {
-  const void *x, *addend;  // what was normalized, of the data's shape, as the addend, or null
-  const uint8_t* bits;     // of relu's positive results
+  // What was normalized, and the addend, of the data's shape; dz may lie over the addend, which may
+  // be null.
+  const void *x, *addend;
+  const uint8_t* bits;  // of relu's positive results
   BatchMoments moments;
   float *dscale, *dbias;  // (c)
 };

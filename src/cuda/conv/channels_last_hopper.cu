@@ -439,31 +439,29 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
         PixelMap(at.op, kDtype<T>, x, images, Tile::kTileM),
         ArrayMap<3>(at.op, kDtype<T>, filter, {c.in_channels, Size(kernel), c.out_channels},
                     {c.in_channels, c.in_channels * Size(kernel)}, box),
-        sizeof(T) == 4     ? CUtensorMap{}
+        sizeof(T) == 4 && !statistics ? CUtensorMap{}
         : layout.as_pixels ? PixelMap(at.op, kDtype<T>, first, results, kRowsOfBox)
-                           : RowsMap<T>(at, out, params.n, params.m, kRowsOfBox),
+                           : BoxMap(at.op, kDtype<T>, out, params.n, params.m, params.n, 1,
+                                    kRowsOfBox, /*rounds=*/false),
         params.side ? RowsMap<T>(at, params.side, params.n, params.m, kRowsOfBox) : CUtensorMap{}};
     const auto launch = [&](auto source, const auto& of_source) {
       hopper::LaunchTiles<T, Tile, typename decltype(source)::type, false>(
           at.op, at.ctx, config, maps, params, of_source, at.stream);
     };
-    if (sizeof(T) == 4 || (!statistics && !sums))
-      return launch(Type<Correlation16<T, Tile>>(), layout);
-    if constexpr (sizeof(T) == 2) {
-      const int rows = statistics ? Tile::kMomentsRows : Tile::kSumsRows;
-      const int64_t groups = CeilDiv(params.m, rows);
-      const Scratch scratch(at.ctx, groups * params.n * (int64_t)sizeof(float2), at.stream);
-      float2* const of_groups = (float2*)scratch.data();
-      if (statistics) {
-        launch(Type<CorrelationWithMoments16<T, Tile>>(), MomentsLayout{layout, of_groups});
-        CombineMoments(at.op, at.ctx, of_groups, params.m, rows, params.n, statistics->mean,
-                       statistics->variance, at.stream);
-      } else {
-        launch(Type<CorrelationWithSums16<T, Tile>>(),
-               SumsLayout{layout, sums->x, sums->bits, sums->moments.mean, of_groups});
-        CombineSums(at.op, at.ctx, of_groups, groups, params.n, sums->moments, sums->dscale,
-                    sums->dbias, at.stream);
-      }
+    if (!statistics && !sums) return launch(Type<Correlation16<T, Tile>>(), layout);
+    const int rows = statistics ? Tile::template kMomentsRows<T> : Tile::kSumsRows;
+    const int64_t groups = CeilDiv(params.m, rows);
+    const Scratch scratch(at.ctx, groups * params.n * (int64_t)sizeof(float2), at.stream);
+    float2* const of_groups = (float2*)scratch.data();
+    if (statistics) {
+      launch(Type<CorrelationWithMoments16<T, Tile>>(), MomentsLayout{layout, of_groups});
+      CombineMoments(at.op, at.ctx, of_groups, params.m, rows, params.n, statistics->mean,
+                     statistics->variance, at.stream);
+    } else if constexpr (sizeof(T) == 2) {
+      launch(Type<CorrelationWithSums16<T, Tile>>(),
+             SumsLayout{layout, sums->x, sums->bits, sums->moments.mean, of_groups});
+      CombineSums(at.op, at.ctx, of_groups, groups, params.n, sums->moments, sums->dscale,
+                  sums->dbias, at.stream);
     }
   });
 }

@@ -1,7 +1,7 @@
 // Operators of 2-d convolution over images with channels last, of 16 bits or of float32 at tf32: x
 // (n, in, c), y (n, out, o), filters (o, c / groups, kernel); a gradient has the shape of its
 // array. channels_last.cu computes them; what it cannot of float32 runs between copies that move
-// the channels first and back. Results overlap no input.
+// the channels first and back. Results overlap no input but dz its addend.
 #include <algorithm>
 
 #include "cuda/conv/channels_last_hopper.cuh"
@@ -122,7 +122,8 @@ void RunFirstOf(const channels_last::Call& at, const Conv& c, Pass pass, Run&& r
 }
 
 template <class T>
-void Convolve(const channels_last::Call& at, const Conv& c, const T* x, const T* f, T* y) {
+void Convolve(const channels_last::Call& at, const Conv& c, const T* x, const T* f, T* y,
+              const channels_last::Statistics* statistics = nullptr) {
   if constexpr (sizeof(T) == 4)
     if (!HasKernel(at, c, Pass::kForward, x, f, y)) {
       const ChannelsFirst in(at, c.n, c.c, c.in), out(at, c.n, c.o, c.out);
@@ -130,8 +131,13 @@ void Convolve(const channels_last::Call& at, const Conv& c, const T* x, const T*
       RunFirstOf(at, c, Pass::kForward, [&](const ConvAlgorithm& by, const ConvCall& call) {
         by.forward(call, c, in.data(), f, nullptr, out.data());
       });
-      return out.CopyTo(y);
+      out.CopyTo(y);
+      if (statistics)
+        ChannelStatistics(at.op, at.ctx, y, Channels(c.n * Size(c.out), c.o, 1), statistics->mean,
+                          statistics->variance, at.stream);
+      return;
     }
+  if (statistics) return channels_last::ForwardWithStatistics<T>(at, c, x, f, y, *statistics);
   channels_last::Forward<T>(at, c, x, f, nullptr, y);
 }
 template <class T>
@@ -183,8 +189,7 @@ void ForwardStatistics(const DLArray* x, const DLArray* f, DLArray* y, DLArray* 
   const Conv conv = CheckedCall(at.op, x, f, y, windows, groups);
   const channels_last::Statistics statistics{ChannelResult(at.op, mean, conv.o),
                                              ChannelResult(at.op, variance, conv.o)};
-  channels_last::ForwardWithStatistics<T>(at, conv, In<T>(at.op, x), In<T>(at.op, f),
-                                          Out<T>(at.op, y), statistics);
+  Convolve(at, conv, In<T>(at.op, x), In<T>(at.op, f), Out<T>(at.op, y), &statistics);
 }
 
 template <class T>
@@ -270,7 +275,7 @@ bool FitsFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
 DLSYS_CHANNELS_LAST(conv2d_channels_last, Forward);
 DLSYS_CHANNELS_LAST(conv2d_data_gradient_channels_last, DataGradient);
 DLSYS_CHANNELS_LAST(conv2d_filter_gradient_channels_last, FilterGradient);
-DLSYS_OF_16_BITS(conv2d_channels_last_statistics, ForwardStatistics);
+DLSYS_CHANNELS_LAST(conv2d_channels_last_statistics, ForwardStatistics);
 DLSYS_OF_16_BITS(conv2d_data_gradient_channels_last_sums, DataGradientSums);
 #undef DLSYS_CHANNELS_LAST
 #undef DLSYS_OF_16_BITS

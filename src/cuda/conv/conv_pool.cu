@@ -330,10 +330,6 @@ bool FewImagesFit(const Task& whole, int side, int multiprocessors, FewImages* f
   const int of_slice = (int)CeilDiv(t.channels, slices);
   *few = {t.channels,
           t.outputs,
-          t.plane.h,
-          t.plane.w,
-          t.plane.top,
-          t.plane.left,
           t.kh,
           t.kw,
           t.down,
@@ -341,6 +337,7 @@ bool FewImagesFit(const Task& whole, int side, int multiprocessors, FewImages* f
           (int)CeilDiv(t.channels, of_slice),
           of_slice,
           (int)RoundUp(t.channels * t.kh * t.kw, 4),
+          t.plane,
           t.frame,
           t.relu,
           false};
@@ -356,8 +353,7 @@ int64_t FewShared(const FewImages& t, int side) {
 template <int kKernelW, int kSide>
 void LaunchFew(const char* op, const FewImages& t, unsigned images, int device, DLStream stream,
                const float* x, const float* f, const float* bias, float* y, uint8_t* code) {
-  const unsigned threads = (unsigned)RoundUp(t.Windows() * t.slices, 32);
-  LaunchSmall(op, ConvPoolFewKernel<kKernelW, kSide>, images * t.outputs, 1, threads,
+  LaunchSmall(op, ConvPoolFewKernel<kKernelW, kSide>, images * t.outputs, 1, kThreads,
               FewShared(t, kSide) * sizeof(float), ComputeMajor(device) >= 9, stream, t, x, f, bias,
               y, code);
 }

@@ -9,15 +9,17 @@
 namespace dlsys {
 namespace cuda {
 
-// Channels (h, w), zeros above and to the left; (down, across) windows; `slices` of `of_slice`
-// channels each.
+// Channels in frames of zeros; (down, across) windows; `slices` of `of_slice` channels each.
 struct FewImages {
-  int channels, outputs, h, w, top, left, kh, kw, down, across, slices, of_slice, filter_numel;
+  int channels, outputs, kh, kw, down, across, slices, of_slice, filter_numel;
+  Plane plane;  // of a channel
   Frame frame;
   bool relu, filters_ready;
 
   __host__ __device__ int Windows() const { return down * across; }
 };
+
+constexpr int kLoadsAtOnce = 6;  // of a thread
 
 template <int kKernelW, int kSide>
 __global__ void __launch_bounds__(kThreads)
@@ -30,12 +32,14 @@ __global__ void __launch_bounds__(kThreads)
   const auto load_filter = [&] {
     for (int k = (int)threadIdx.x; k < rest; k += (int)blockDim.x) filter[k] = f[output * rest + k];
   };
+  Clear(input, t.channels * t.frame.channel_pitch);
   if (t.filters_ready) load_filter();
+  __syncthreads();
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
   if (!t.filters_ready) load_filter();
-  LoadBand(x + (int64_t)image * t.channels * t.h * t.w, t.channels, t.h, t.w, t.top, t.left,
-           t.frame, input);
+  LoadPlanes<kLoadsAtOnce>(x + (int64_t)image * t.channels * t.plane.h * t.plane.w, t.channels,
+                           t.plane, t.frame, input);
   const float add = bias ? bias[output] : 0.f;
   __syncthreads();
   const int slice = (int)threadIdx.x / windows, window = (int)threadIdx.x % windows;

@@ -6,8 +6,8 @@
 // order, so there are no atomics and the order of summation is fixed.
 #include <algorithm>
 
+#include "cuda/runtime/beside.cuh"
 #include "cuda/runtime/divisor.cuh"
-#include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/widened.cuh"
 #include "math/conv_geometry.h"
 
@@ -88,6 +88,8 @@ __device__ __forceinline__ Position PositionOf(Index k, const Extents& of) {
 template <class Index>
 __global__ void MaxPoolKernel(const Windows p, const float* x, float* y, int32_t* argmax,
                               int64_t numel) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
     const Position position = PositionOf((Index)k, p.out);
     const float* image = x + position.nc * p.InSize();
@@ -109,10 +111,56 @@ __global__ void MaxPoolKernel(const Windows p, const float* x, float* y, int32_t
   }
 }
 
+constexpr int kPoolLanes = 8;  // threads of a large window
+
+// The larger of two elements at their positions, of equal ones and of NaNs the first.
+struct Candidate {
+  float value;
+  int at;
+};
+__device__ __forceinline__ Candidate Larger(Candidate a, Candidate b) {
+  const bool a_is_nan = a.value != a.value, b_is_nan = b.value != b.value;
+  const bool same = (a_is_nan && b_is_nan) || a.value == b.value;
+  const bool first = same ? a.at < b.at : a_is_nan || a.value > b.value;
+  return first && a.at >= 0 ? a : b.at >= 0 ? b : a;
+}
+
+// The same of large windows, by several threads each.
+__global__ void LargeMaxPoolKernel(const Windows p, const Divisor of_width, const float* x,
+                                   float* y, int32_t* argmax, int64_t numel) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
+  const int lane = (int)threadIdx.x % kPoolLanes, size = p.window_h * p.window_w;
+  for (int64_t k = FirstItem() / kPoolLanes; k < RoundUp(numel, 32 / kPoolLanes);
+       k += ItemStep() / kPoolLanes) {
+    const Position position = PositionOf((unsigned)min(k, numel - 1), p.out);
+    const float* image = x + position.nc * p.InSize();
+    const int top = position.h * (int)p.stride_h.value - p.pad_h;
+    const int left = position.w * (int)p.stride_w.value - p.pad_w;
+    Candidate best{0.f, -1};
+#pragma unroll 4
+    for (int at = lane; at < size; at += kPoolLanes) {
+      const int i = at / of_width, h = top + i, w = left + at - i * p.window_w;
+      const bool inside = (unsigned)h < (unsigned)p.in_h && (unsigned)w < (unsigned)p.in_w;
+      const Candidate other{inside ? image[h * p.in_w + w] : 0.f, inside ? h * p.in_w + w : -1};
+      best = Larger(best, other);
+    }
+#pragma unroll
+    for (int to = kPoolLanes / 2; to > 0; to /= 2)
+      best =
+          Larger(best, {__shfl_xor_sync(~0u, best.value, to), __shfl_xor_sync(~0u, best.at, to)});
+    if (lane > 0 || k >= numel) continue;
+    y[k] = best.value;
+    argmax[k] = best.at;
+  }
+}
+
 // Max-pooling over dilated windows.
 template <class Index>
 __global__ void DilatedMaxPoolKernel(const Windows p, const float* x, float* y, int32_t* argmax,
                                      int64_t numel) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
     const Position position = PositionOf((Index)k, p.out);
     const float* image = x + position.nc * p.InSize();
@@ -282,8 +330,14 @@ void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, Struct<WindowOptio
   auto kernel = Fits32(numel) ? MaxPoolKernel<unsigned> : MaxPoolKernel<int64_t>;
   if (p.Dilated())
     kernel = Fits32(numel) ? DilatedMaxPoolKernel<unsigned> : DilatedMaxPoolKernel<int64_t>;
-  Launch(op, kernel, Blocks(numel), kThreads, 0, stream, WindowsOf(p), In(op, x), Out(op, y),
-         Indices(op, argmax), numel);
+  constexpr int64_t kLarge = 2 * kPoolLanes, kFew = int64_t(1)
+                                                    << 20;  // elements, of a window and all
+  if (!p.Dilated() && Size(p.window) >= kLarge && numel <= kFew)
+    return LaunchBeside(op, LargeMaxPoolKernel, Blocks(numel * kPoolLanes), 1, kThreads, 0, stream,
+                        WindowsOf(p), Divisor(p.window.w), In(op, x), Out(op, y),
+                        Indices(op, argmax), numel);
+  LaunchBeside(op, kernel, Blocks(numel), 1, kThreads, 0, stream, WindowsOf(p), In(op, x),
+               Out(op, y), Indices(op, argmax), numel);
 }
 
 void MaxPool2dGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx,

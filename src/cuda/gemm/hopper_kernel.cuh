@@ -8,13 +8,13 @@
 // other along K and shared equally (stream-K); parts of a tile are added in the order of K: results
 // are deterministic. 3xtf32 runs over K three times, over the upper and lower parts of both
 // operands (Ootomo and Yokota 2022, doi:10.1177/10943420221090256). A consumer's warp makes the
-// epilogue of its own rows: their side comes by TMA while the tile is multiplied, and of bfloat16
-// the warps beside the producer make factors of it meanwhile, rounded to float16 (2^-11, an eighth
-// of the rounding of the result). Functions are those of fast_functions.cuh.
+// epilogue of its own rows; their side comes by TMA while the tile is multiplied. Functions are
+// those of fast_functions.cuh.
 //
 // Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, where B has K in
-// another order (MultiplyPanelsAcross). C is row-major and overlaps nothing. Large
-// shapes are limited by the tensor cores' power, K below about 1,000 by the stores of C.
+// another order (MultiplyPanelsAcross). C is row-major and overlaps nothing but its side, each
+// element of which is read before that of C is stored. Large shapes are limited by the tensor
+// cores' power, K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"
 #include "cuda/runtime/hopper.cuh"
@@ -29,15 +29,13 @@ namespace hopper {
 // A tile of 64 WarpgroupM or, where consumers cooperate, twice as many rows, and TileN columns.
 // What a consumer's epilogue reads and writes goes through StagingN columns of 16 bits in shared
 // memory.
-template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN,
-          bool OfGradients = false>
+template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN>
 struct Tiling {
   static constexpr int kWarpgroupM = WarpgroupM, kTileN = TileN, kCluster = Cluster;
   static constexpr int kStages = Stages, kStagingN = StagingN;
   static constexpr bool kPingPong = PingPong;
-  static constexpr bool kOfGradients = OfGradients;  // alone, of epilogues with a function
   // The compiler would let one product wait for the next where those of ping-pong are many.
-  static constexpr bool kMakesSums = !PingPong && !OfGradients;
+  static constexpr bool kMakesSums = !PingPong;
   static constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = WarpgroupM * 64;  // of a consumer
   static constexpr int kTileM = PingPong ? kRows : kConsumers * kRows;
@@ -49,8 +47,13 @@ struct Tiling {
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
-  // Rows of a column, and of two side by side, that a thread of a consumer reads of what is staged.
-  static constexpr int kMomentsRows = kRows * StagingN / 128, kSumsRows = kMomentsRows / 2;
+  // Rows of a column, and of two of 16 bits side by side, that a thread of a consumer reads of what
+  // is staged.
+  template <class E>
+  static constexpr int kStagedN = StagingN * 2 / (int)sizeof(E);
+  template <class E>
+  static constexpr int kMomentsRows = kRows * kStagedN<E> / 128;
+  static constexpr int kSumsRows = kRows * StagingN / 256;
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
   // Eight rows of ones lie behind the buffers: B of the products that sum rows of A.
@@ -165,16 +168,15 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 // at most. With two producers, one copies A and one B. This one reads matrices, or batches of them;
 // those of convolutions are in conv/channels_last_sources.cuh.
 
-// What a source has made of the columns of C as it is stored, in 16 bits and in boxes; then there
-// is no bias.
+// What a source has made of the columns of C as it is stored, in boxes; then there is no bias.
 enum class OfColumns {
   kNothing,
   // Layout::moments, (groups of kMomentsRows rows, n): means and sums of squared deviations from
   // them.
   kMoments,
-  // C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not set. Of it
-  // Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x, of C's
-  // shape, and Layout::mean, (n). n is a multiple of 64.
+  // Of 16 bits, C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not
+  // set. Of it Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x,
+  // of C's shape, and Layout::mean, (n). n is a multiple of 64.
   kGradientSums
 };
 
@@ -513,7 +515,8 @@ __device__ __forceinline__ void WritePair(E* to, bool aligned, int valid, const 
 }
 
 // Each warp makes the epilogue of its own rows, in boxes of 128 bytes of 16 rows: `side` comes into
-// the warp's buffers by TMA while the tile is multiplied, and results of 16 bits leave them by TMA.
+// the warp's buffers by TMA while the tile is multiplied, and results leave them by TMA where they
+// are of 16 bits or their columns are asked about.
 constexpr int kRowsOfBox = 16;
 template <class E, class T, class Source>
 class Boxes {
@@ -523,15 +526,9 @@ class Boxes {
   static constexpr int kRowGroups = T::kWarpgroupM;    // of 16 rows of a warp
   using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
   static constexpr bool kGradientSums = Source::kOfColumns == OfColumns::kGradientSums;
+  static constexpr bool kStages = sizeof(E) == 2 || Source::kOfColumns != OfColumns::kNothing;
 
-  // True where the warps beside the producer make factors of the side: of bfloat16, as float16.
-  static constexpr bool kHasFactors = std::is_same_v<E, bfloat16> && T::kOfGradients;
-  static __device__ __forceinline__ bool MakesFactors(const Params& params) {
-    return kHasFactors && params.gradient > 1;
-  }
-
-  // `buffers` are those of this warp. `barriers` are two for each: its side is there, and has
-  // become factors.
+  // `buffers` are those of this warp, with a barrier for each: its side is there.
   __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
                                    unsigned char* buffers, uint32_t barriers)
       : params_(params), layout_(layout), buffers_(buffers), barriers_(barriers) {}
@@ -553,7 +550,7 @@ class Boxes {
   // Reads the side of box `index`, and asks for that of the box that takes its buffer.
   __device__ __forceinline__ void ReadSide(const CUtensorMap* map_side, int index, Pairs& side) {
     static_assert(sizeof(E) == 4 || kCount <= T::kBuffers, "results lie where the side was");
-    WaitForPhase(BarrierOf(loaded_.stage, MakesFactors(params_)), loaded_.parity);
+    WaitForPhase(BarrierOf(loaded_.stage), loaded_.parity);
     ForPairs([&](int i, int j, int half, int at) {
       side[i][j][half] = *(const Pair<E>*)(BufferOf(loaded_.stage) + at);
     });
@@ -562,48 +559,15 @@ class Boxes {
     loaded_.Advance();
   }
 
-  // Makes factors of the side of box `index` of another warp's tile.
-  template <class F>
-  __device__ __forceinline__ void MakeFactors(int index, uint32_t parity, F&& function) const {
-    unsigned char* const buffer = BufferOf(index);
-    WaitForPhase(BarrierOf(index, false), parity);
-    ForPairs([&](int, int, int, int at) {
-      uint32_t& pair = *(uint32_t*)(buffer + at);
-      pair = RoundedPair<float16>(function(ElementOf<0, E>(pair), 1.f),
-                                  function(ElementOf<1, E>(pair), 1.f));
-    });
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ArriveAt(BarrierOf(index, true), ClusterRankOf<T>());
-  }
-
-  // Stores box `index` of C or of another array of its shape, of 16 bits where its side was, or in
-  // the next buffer.
+  // Stores box `index` of C or of another array of its shape; staged where its side was, or in the
+  // next buffer.
   __device__ __forceinline__ void Store(const Pairs& x, const CUtensorMap* map, void* array,
                                         int index) {
     const int l = threadIdx.x % 32, col = origin_.col + index * kBlocks * 8;
-    if constexpr (sizeof(E) == 2) {
-      const int buffer = params_.side ? index : next_;
-      next_ = next_ + 1 == T::kBuffers ? 0 : next_ + 1;
-      unsigned char* const to = BufferOf(buffer);
-      if (!params_.side && l == 0) WaitForStoresReads<T::kBuffers - 1>();
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < kRowGroups; i++) {
-#pragma unroll
-        for (int j = 0; j < 8; j += 2)
-          StoreMatrices(
-              SharedAddress(to) + i * kNbytes + l % 16 * 128 + ((j + l / 16) ^ l % 8) * 16,
-              {x[i][j][0], x[i][j][1], x[i][j + 1][0], x[i][j + 1][1]});
-      }
-      LetBulkFollow();
-      __syncwarp();
-      if (l == 0) {
-#pragma unroll
-        for (int i = 0; i < kRowGroups; i++)
-          Source::Store(layout_, map, SharedAddress(to) + i * kNbytes, origin_.row + i * 64, col,
-                        origin_.z);
-        CloseStores();
-      }
+    if constexpr (kStages) {
+      unsigned char* const to = NextBuffer(index);
+      Stage(x, to);
+      StoreStaged(to, map, index);
     } else {
       const int col0 = col + l % 4 * 2;
 #pragma unroll
@@ -618,16 +582,46 @@ class Boxes {
     }
   }
 
+  // The same of 16 bits, in pieces: make(i, j, half, side) is a pair of them, by that of the side,
+  // if there is one. A whole box of both would leave so few registers that each element would wait
+  // for the one before.
+  template <bool kSide, class Make>
+  __device__ __forceinline__ void StorePieces(const CUtensorMap* map, int index, Make&& make) {
+    constexpr int kPiece = 4;  // blocks
+    if (kSide) WaitForPhase(BarrierOf(loaded_.stage), loaded_.parity);
+    if (kSide) loaded_.Advance();
+    unsigned char* const to = NextBuffer(index);
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+      for (int first = 0; first < kBlocks; first += kPiece) {
+        uint32_t x[kPiece][2] = {};
+#pragma unroll
+        for (int k = 0; kSide && k < 2 * kPiece; k++)
+          x[k / 2][k % 2] = *(const uint32_t*)(to + PlaceOf(i, first + k / 2, k % 2));
+#pragma unroll
+        for (int k = 0; k < 2 * kPiece; k++)
+          x[k / 2][k % 2] = make(i, first + k / 2, k % 2, x[k / 2][k % 2]);
+        if (kSide) __syncwarp();  // all have read the side
+#pragma unroll
+        for (int j = 0; j < kPiece; j += 2)
+          StageBlocks(to, i, first + j, {x[j][0], x[j][1], x[j + 1][0], x[j + 1][1]});
+      }
+    }
+    StoreStaged(to, map, index);
+  }
+
   // Stores the moments of the columns of those boxes that are in the buffers, from `first` on. A
   // thread goes down a column; deviations are from its first element, which keeps the digits for
   // any mean.
   __device__ __forceinline__ void StoreMoments(int first) const {
-    constexpr int kAtOnce = 16;
-    const int thread = threadIdx.x % 128, part = thread / T::kStagingN;
-    const Staged at(*this, thread % T::kStagingN, part * T::kMomentsRows);
-    const int col = origin_.col + first * kBlocks * 8 + thread % T::kStagingN;
-    const int row = FirstRow() + part * T::kMomentsRows;
-    const int count = min(T::kMomentsRows, params_.m - row);
+    constexpr int kAtOnce = 16, kRows = T::template kMomentsRows<E>,
+                  kCols = T::template kStagedN<E>;
+    const int thread = threadIdx.x % 128, part = thread / kCols;
+    const Staged at(*this, thread % kCols, part * kRows);
+    const int col = origin_.col + first * kBlocks * 8 + thread % kCols;
+    const int row = FirstRow() + part * kRows;
+    const int count = min(kRows, params_.m - row);
     SyncConsumer();
     if (count > 0 && col < params_.n) {
       const float shift = (float)*(const E*)at.Row(0);
@@ -647,7 +641,7 @@ class Boxes {
           sums[e % 2] += d[e], squares[e % 2] = fmaf(d[e], d[e], squares[e % 2]);
       }
       const float sum = sums[0] + sums[1], mean = sum / (float)count;
-      layout_.moments[(int64_t)(row / T::kMomentsRows) * params_.n + col] =
+      layout_.moments[(int64_t)(row / kRows) * params_.n + col] =
           make_float2(shift + mean, fmaf(-sum, mean, squares[0] + squares[1]));
     }
     SyncConsumer();  // before others write to the buffers
@@ -715,9 +709,9 @@ class Boxes {
    public:
     __device__ __forceinline__ Staged(const Boxes& boxes, int col, int row)
         : first_(boxes.buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes +
-                 col / (kBlocks * 8) * kRowGroups * kNbytes + col % 8 * (int)sizeof(E)),
+                 col / (kBlocks * 8) * kRowGroups * kNbytes + col % kOfChunk * (int)sizeof(E)),
           row_(row),
-          chunk_(col % (kBlocks * 8) / 8) {}
+          chunk_(col % (kBlocks * 8) / kOfChunk) {}
     // Row k + e, where k is a multiple of 16 and e below it.
     __device__ __forceinline__ const unsigned char* Row(int k, int e = 0) const {
       k += row_;
@@ -726,10 +720,49 @@ class Boxes {
     }
 
    private:
-    static constexpr int kWarpNbytes = T::kStagingNbytes / 4;
+    static constexpr int kWarpNbytes = T::kStagingNbytes / 4, kOfChunk = 16 / (int)sizeof(E);
     const unsigned char* first_;
     int row_, chunk_;
   };
+  // Where box `index` is staged, once that may be overwritten.
+  __device__ __forceinline__ unsigned char* NextBuffer(int index) {
+    const int buffer = params_.side ? index : next_;
+    next_ = next_ + 1 == T::kBuffers ? 0 : next_ + 1;
+    if (!params_.side && threadIdx.x % 32 == 0) WaitForStoresReads<T::kBuffers - 1>();
+    __syncwarp();
+    return BufferOf(buffer);
+  }
+  __device__ __forceinline__ void StoreStaged(const unsigned char* staged, const CUtensorMap* map,
+                                              int index) const {
+    LetBulkFollow();
+    __syncwarp();
+    if (threadIdx.x % 32) return;
+    const int col = origin_.col + index * kBlocks * 8;
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++)
+      Source::Store(layout_, map, SharedAddress(staged) + i * kNbytes, origin_.row + i * 64, col,
+                    origin_.z);
+    CloseStores();
+  }
+  // Writes blocks j and j + 1 of 16 bits, of the rows of group i, to a buffer.
+  static __device__ __forceinline__ void StageBlocks(unsigned char* to, int i, int j,
+                                                     const uint32_t (&x)[4]) {
+    const int l = threadIdx.x % 32;
+    StoreMatrices(SharedAddress(to) + i * kNbytes + l % 16 * 128 + ((j + l / 16) ^ l % 8) * 16, x);
+  }
+  // Writes a box to a buffer.
+  __device__ __forceinline__ void Stage(const Pairs& x, unsigned char* to) const {
+    if constexpr (sizeof(E) == 2) {
+#pragma unroll
+      for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+        for (int j = 0; j < kBlocks; j += 2)
+          StageBlocks(to, i, j, {x[i][j][0], x[i][j][1], x[i][j + 1][0], x[i][j + 1][1]});
+      }
+    } else {
+      ForPairs([&](int i, int j, int half, int at) { *(Pair<E>*)(to + at) = x[i][j][half]; });
+    }
+  }
   // The first row of the consumer's part of the tile.
   __device__ __forceinline__ int FirstRow() const {
     return origin_.row - (int)threadIdx.x % 128 / 32 * 16;
@@ -757,34 +790,34 @@ class Boxes {
     }
   }
 
-  __device__ __forceinline__ uint32_t BarrierOf(int buffer, bool of_factors) const {
-    return barriers_ + (buffer * 2 + of_factors) * 8;
-  }
+  __device__ __forceinline__ uint32_t BarrierOf(int buffer) const { return barriers_ + buffer * 8; }
   __device__ __forceinline__ unsigned char* BufferOf(int buffer) const {
     return buffers_ + buffer * kRowGroups * kNbytes;
   }
   __device__ __forceinline__ void Load(const CUtensorMap* map_side, int index) {
     const int buffer = index % T::kBuffers, col = origin_.col + index * kBlocks * 8;
-    const uint32_t barrier = BarrierOf(buffer, false);
+    const uint32_t barrier = BarrierOf(buffer);
     ArriveExpecting(barrier, kRowGroups * kNbytes);
 #pragma unroll
     for (int i = 0; i < kRowGroups; i++)
       LoadBox<false>(SharedAddress(BufferOf(buffer)) + i * kNbytes, map_side, barrier, col,
                      origin_.row + i * 64, origin_.z);
   }
-  // Calls f with the place of each pair among accumulators and where it is in a buffer.
+  // Where a pair of accumulators is in a buffer.
+  static __device__ __forceinline__ int PlaceOf(int i, int j, int half) {
+    const int l = threadIdx.x % 32;
+    const int row = l / 4 + half * 8, byte = (j * 8 + l % 4 * 2) * (int)sizeof(E);
+    return i * kNbytes + row * 128 + (byte / 16 ^ row % 8) * 16 + byte % 16;
+  }
+  // Calls f with each pair's place among accumulators and in a buffer.
   template <class F>
   __device__ __forceinline__ void ForPairs(F&& f) const {
-    const int l = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kRowGroups; i++) {
 #pragma unroll
       for (int j = 0; j < kBlocks; j++) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const int row = l / 4 + half * 8, byte = (j * 8 + l % 4 * 2) * (int)sizeof(E);
-          f(i, j, half, i * kNbytes + row * 128 + (byte / 16 ^ row % 8) * 16 + byte % 16);
-        }
+        for (int half = 0; half < 2; half++) f(i, j, half, PlaceOf(i, j, half));
       }
     }
   }
@@ -841,34 +874,18 @@ __device__ __forceinline__ void ReadBias(Pair<E> (&bias)[T::kBlocks], const Para
 // Stores a consumer's part of a tile with its epilogue. The loop over boxes is rolled where there
 // is a function, so that there is code for two; accumulators move down to the registers that it
 // reads.
-template <class E, class T, class Source, bool kSide, bool kBefore, bool kRolled, class Side = E,
-          class F>
+template <class E, class T, class Source, bool kSide, bool kBefore, bool kRolled, class F>
 __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
                                            Boxes<E, T, Source>& boxes, const Params& params,
                                            const CUtensorMap* map_c, const CUtensorMap* map_other,
                                            F&& function) {
   constexpr int kBlocks = Boxes<E, T, Source>::kBlocks, kCount = Boxes<E, T, Source>::kCount;
   constexpr int kAtOnce = !kRolled ? kCount : kCount < 2 ? 1 : 2;
+  constexpr bool kInPieces = kRolled && sizeof(E) == 2;
 #pragma unroll 1
   for (int first = 0; first < kCount; first += kAtOnce) {
 #pragma unroll
     for (int box = 0; box < kAtOnce; box++) {
-      typename Boxes<E, T, Source>::Pairs side = {}, x;
-      const auto make = [&](auto&& f) {
-#pragma unroll
-        for (int i = 0; i < T::kWarpgroupM; i++) {
-#pragma unroll
-          for (int j = 0; j < kBlocks; j++) {
-            const float (&v)[4] = d[i][box * kBlocks + j];
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-              const Pair<E>& of_side = side[i][j][half];
-              x[i][j][half] = RoundedPair<E>(f(ElementOf<0, Side>(of_side), v[2 * half]),
-                                             f(ElementOf<1, Side>(of_side), v[2 * half + 1]));
-            }
-          }
-        }
-      };
       if (Source::kOfColumns == OfColumns::kNothing && params.bias) {
 #pragma unroll
         for (int i = 0; i < T::kWarpgroupM; i++) {
@@ -881,21 +898,41 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
           }
         }
       }
-      if constexpr (kSide) boxes.ReadSide(map_other, first + box, side);
-      if constexpr (kBefore) {
-        if (params.before) {
-          make([](float, float v) { return v; });
-          boxes.Store(x, map_other, params.before, first + box);
+      const auto pair_of = [&](int i, int j, int half, const Pair<E>& side, auto&& f) {
+        const float (&v)[4] = d[i][box * kBlocks + j];
+        return RoundedPair<E>(f(ElementOf<0, E>(side), v[2 * half]),
+                              f(ElementOf<1, E>(side), v[2 * half + 1]));
+      };
+      if constexpr (kInPieces) {
+        if (kBefore && params.before)
+          boxes.template StorePieces<false>(
+              map_other, first + box, [&](int i, int j, int half, uint32_t side) {
+                return pair_of(i, j, half, side, [](float, float v) { return v; });
+              });
+        boxes.template StorePieces<kSide>(map_c, first + box,
+                                          [&](int i, int j, int half, uint32_t side) {
+                                            return pair_of(i, j, half, side, function);
+                                          });
+      } else {
+        typename Boxes<E, T, Source>::Pairs side = {}, x;
+        if constexpr (kSide) boxes.ReadSide(map_other, first + box, side);
+#pragma unroll
+        for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+          for (int j = 0; j < kBlocks; j++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+              x[i][j][half] = pair_of(i, j, half, side[i][j][half], function);
+          }
         }
-      }
-      make(function);
-      if constexpr (Source::kOfColumns == OfColumns::kGradientSums) boxes.Keep(x, box);
-      boxes.Store(x, map_c, params.c, first + box);
-      if ((box + 1) % T::kBuffers == 0) {
-        if constexpr (Source::kOfColumns == OfColumns::kMoments)
-          boxes.StoreMoments(box + 1 - T::kBuffers);
-        if constexpr (Source::kOfColumns == OfColumns::kGradientSums)
-          boxes.StoreSums(box + 1 - T::kBuffers);
+        if constexpr (Source::kOfColumns == OfColumns::kGradientSums) boxes.Keep(x, box);
+        boxes.Store(x, map_c, params.c, first + box);
+        if ((box + 1) % T::kBuffers == 0) {
+          if constexpr (Source::kOfColumns == OfColumns::kMoments)
+            boxes.StoreMoments(box + 1 - T::kBuffers);
+          if constexpr (Source::kOfColumns == OfColumns::kGradientSums)
+            boxes.StoreSums(box + 1 - T::kBuffers);
+        }
       }
     }
 #pragma unroll
@@ -919,23 +956,16 @@ __device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T:
     if (params.side)
       return StoreBoxes<E, T, Source, true, false, false>(
           d, bias, boxes, params, map_c, map_other, [](float side, float x) { return side + x; });
-  if constexpr (!T::kOfGradients)
-    if (!Source::kHasEpilogue || (!params.activation && !params.gradient))
-      return StoreBoxes<E, T, Source, false, false, false>(d, bias, boxes, params, map_c, map_other,
-                                                           [](float, float x) { return x; });
-  if constexpr (Boxes<E, T, Source>::kHasFactors)
-    if (boxes.MakesFactors(params))
-      return StoreBoxes<E, T, Source, true, false, false, float16>(
-          d, bias, boxes, params, map_c, map_other,
-          [](float factor, float x) { return factor * x; });
+  if (!Source::kHasEpilogue || (!params.activation && !params.gradient))
+    return StoreBoxes<E, T, Source, false, false, false>(d, bias, boxes, params, map_c, map_other,
+                                                         [](float, float x) { return x; });
   if constexpr (Source::kHasEpilogue)
     WithFunction(params, [&](auto&& function, auto code) {
       constexpr bool kActivation = code.value > 0;
-      if constexpr (kActivation && !T::kOfGradients)
+      if constexpr (kActivation)
         StoreBoxes<E, T, Source, false, sizeof(E) == 2, true>(d, bias, boxes, params, map_c,
                                                               map_other, function);
-      if constexpr (!kActivation && kHasGradients &&
-                    (code.value == -1 || !Boxes<E, T, Source>::kHasFactors))
+      else if constexpr (kHasGradients)
         StoreBoxes<E, T, Source, true, false, true>(d, bias, boxes, params, map_c, map_other,
                                                     function);
     });
@@ -1079,29 +1109,7 @@ __device__ __forceinline__ Boxes<E, T, Source> BoxesOf(const Params& params,
                                                        int warp) {
   return Boxes<E, T, Source>(params, layout,
                              shared + T::kStages * T::kStageNbytes + warp * (T::kStagingNbytes / 4),
-                             empty + (T::kStages + 2 * warp * T::kBuffers) * 8);
-}
-
-// Makes factors of the consumers' sides, of some of their warps: warp `index` of `count`. Boxes are
-// made in the order in which they are loaded and used.
-template <class E, class T, class Source, int kCount>
-__device__ __forceinline__ void Help(const Params& params, const typename Source::Layout& layout,
-                                     unsigned char* shared, uint32_t empty, int index) {
-  constexpr int kBoxes = Boxes<E, T, Source>::kCount;
-  RingPosition<kBoxes> at;
-  Segments<T> segments(params);
-  for (Segment segment; segments.Next(segment);) {
-    if (!IsInBoxes(params, segment)) continue;
-    WithFunction(params, [&](auto&& function, auto code) {
-      if constexpr (code.value < -1) {
-#pragma unroll 1
-        for (int job = index; job < kBoxes * T::kWarps; job += kCount)
-          BoxesOf<E, T, Source>(params, layout, shared, empty, job % T::kWarps)
-              .MakeFactors(job / T::kWarps, at.parity, function);
-      }
-    });
-    at.Advance(kBoxes);
-  }
+                             empty + (T::kStages + warp * T::kBuffers) * 8);
 }
 
 template <class E, class T, class Source, bool kExact>
@@ -1187,8 +1195,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     const __grid_constant__ CUtensorMap map_c, const __grid_constant__ CUtensorMap map_other,
     const Params params, const __grid_constant__ typename Source::Layout layout) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kBoxBarriers = 2 * T::kWarps * T::kBuffers;
-  constexpr bool kHelps = T::kOfGradients && Boxes<E, T, Source>::kHasFactors;
+  constexpr int kBoxBarriers = T::kWarps * T::kBuffers;
   __shared__ __align__(8) uint64_t barriers[2 * T::kStages + kBoxBarriers];
   unsigned char* shared = DynamicShared<unsigned char>();
   shared += -SharedAddress(shared) & (T::kAlignment - 1);
@@ -1212,7 +1219,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     __syncthreads();
   GridDependencySynchronize();
   if (threadIdx.x / 128 == T::kConsumers) {
-    ReduceRegisters<kHelps ? 104 : 40>();
+    ReduceRegisters<40>();
     const auto produce = [&](auto of_a, auto of_b) {
       Produce<T, Source, decltype(of_a)::value, decltype(of_b)::value>(
           &map_a, &map_b, params, layout, SharedAddress(shared), full, empty);
@@ -1224,11 +1231,8 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
       if (warp == 0 && lane == 0) produce(std::true_type(), std::false_type());
       if (warp == 1 && lane == 0) produce(std::false_type(), std::true_type());
     }
-    if constexpr (kHelps)
-      if (warp >= 1 && params.gradient > 1)
-        Help<E, T, Source, 3>(params, layout, shared, empty, warp - 1);
   } else {
-    RaiseRegisters<kHelps ? 200 : 232>();
+    RaiseRegisters<232>();
     Consume<E, T, Source, kExact>(&map_c, &map_other, params, layout, shared, full, empty);
   }
   TriggerProgrammaticLaunch();

@@ -39,16 +39,10 @@ bool MakesSums(int tiling, std::index_sequence<k...>) {
   constexpr bool kDoes[] = {std::tuple_element_t<k, Tilings>::kMakesSums...};
   return kDoes[tiling];
 }
-template <size_t... k>
-bool IsOfGradients(int tiling, std::index_sequence<k...>) {
-  constexpr bool kIs[] = {std::tuple_element_t<k, Tilings>::kOfGradients...};
-  return kIs[tiling];
-}
 
 bool HasKernel(const HopperGemm& gemm, int tiling) {
   constexpr std::make_index_sequence<kHopperTilings> kAll;
   const bool narrow = gemm.dtype != DL_FLOAT32;
-  if (IsOfGradients(tiling, kAll)) return narrow && gemm.gradient;
   if (narrow && HopperMakesSums(gemm) && !MakesSums(tiling, kAll)) return false;
   if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
   return gemm.split ? kCosts[tiling].exact : kCosts[tiling].plain;

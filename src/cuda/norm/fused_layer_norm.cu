@@ -210,6 +210,7 @@ struct ForwardArrays {
 template <class T, class L>
 __global__ void __launch_bounds__(kThreads) ForwardKernel(Rows rows, ForwardArrays<T> arrays) {
   constexpr int kGroups = kThreads / L::kGroup;
+  GridDependencySynchronize();
   for (int64_t first = (int64_t)blockIdx.x * kGroups; first < rows.count;
        first += (int64_t)gridDim.x * kGroups) {
     const int64_t row = first + threadIdx.x / L::kGroup;
@@ -312,6 +313,7 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocks)
   constexpr int kGroups = L::kBlock / L::kGroup;
   const int rank = threadIdx.x % L::kGroup;
   Values<L> of_scale = {}, of_bias = {}, of_x = {};
+  GridDependencySynchronize();
   for (int64_t first = (int64_t)blockIdx.x * kGroups; first < rows.count;
        first += (int64_t)gridDim.x * kGroups) {
     const int64_t row = first + threadIdx.x / L::kGroup;
@@ -357,6 +359,7 @@ __global__ void __launch_bounds__(kThreads)
   const int col = threadIdx.x % kColumns, strand = threadIdx.x / kColumns;
   const int column = blockIdx.x * kColumns + col;
   float sum = 0.f;
+  GridDependencySynchronize();
   if (column < columns)
     for (int k = strand; k < blocks; k += kStrands) sum += partial[(int64_t)k * columns + column];
   sum = ColumnReduce<SumMonoid, kColumns, kStrands>(sum, strand, col);
@@ -434,10 +437,11 @@ void FusedRowNormalize(const DLArrayList* terms, const DLArray* scale, const DLA
                                 {results[1], results[2]}};
   const bool aligned = AllAligned(inputs[0], inputs[1], results[0], results[1], results[2],
                                   arrays.scale, arrays.bias);
+  const bool has_pdl = ComputeMajor(x->ctx.device_id) >= 9;
   ByLayout(rows.length, aligned, [&](auto layout) {
     using L = decltype(layout);
-    Launch(op, ForwardKernel<T, L>, Blocks(rows.count, kThreads / L::kGroup), kThreads, 0, stream,
-           rows, arrays);
+    LaunchClusters(op, ForwardKernel<T, L>, Blocks(rows.count, kThreads / L::kGroup), 1, kThreads,
+                   0, has_pdl, stream, rows, arrays);
   });
 }
 
@@ -468,6 +472,7 @@ void FusedRowNormalizeGradient(const DLArray* x, const DLArray* scale, const DLA
   }
   const bool aligned =
       AllAligned(arrays.x, arrays.dy, arrays.other, arrays.scale, arrays.dx[0], arrays.dx[1]);
+  const bool has_pdl = ComputeMajor(x->ctx.device_id) >= 9;
   ByLayout(rows.length, aligned, [&](auto layout) {
     using L = decltype(layout);
     const int64_t most = (int64_t)L::kBlocks * Multiprocessors(x->ctx.device_id);
@@ -476,10 +481,10 @@ void FusedRowNormalizeGradient(const DLArray* x, const DLArray* scale, const DLA
     const int columns = arrays.sums * rows.length;
     const Scratch partial(x->ctx, (int64_t)blocks * columns * (int64_t)sizeof(float), stream);
     arrays.partial = partial.floats();
-    Launch(op, BackwardKernel<T, L>, blocks, L::kBlock,
-           L::kSharedRows * rows.length * sizeof(float), stream, rows, arrays);
-    Launch(op, SumPartialsKernel, Blocks(columns, kColumns), kThreads, 0, stream, arrays.partial,
-           (int)blocks, columns, rows.length, results);
+    LaunchClusters(op, BackwardKernel<T, L>, blocks, 1, L::kBlock,
+                   L::kSharedRows * rows.length * sizeof(float), has_pdl, stream, rows, arrays);
+    LaunchClusters(op, SumPartialsKernel, Blocks(columns, kColumns), 1, kThreads, 0, has_pdl,
+                   stream, arrays.partial, (int)blocks, columns, rows.length, results);
   });
 }
 

@@ -4,9 +4,10 @@
 // no input. A thread has four elements where there are fours; memory bandwidth limits them.
 #include <algorithm>
 
+#include "cuda/quantized/rounding.cuh"
+#include "cuda/runtime/beside.cuh"
 #include "cuda/runtime/context.cuh"
 #include "cuda/runtime/divisor.cuh"
-#include "cuda/runtime/launch.cuh"
 #include "math/conv_geometry.h"
 
 namespace dlsys {
@@ -36,12 +37,6 @@ Scales CheckedScales(const char* op, const DLArray* x, const DLArray* scale, con
   return {Divisor(std::max<int64_t>(inner, 1)), Divisor(std::max<int64_t>(Numel(scale), 1))};
 }
 
-__device__ __forceinline__ unsigned Quantized(float x, float step, float zero) {
-  const float units = x / step;
-  const float clipped = fminf(fmaxf(units, -zero), 255.f - zero);
-  return (unsigned)(int)(rintf(units == units ? clipped : 0.f) + zero);
-}
-
 template <int kVector>
 struct alignas(kVector) Bytes {
   uint8_t at[kVector];
@@ -55,12 +50,14 @@ struct alignas(4 * kVector) Floats {
 template <int kVector>
 __global__ void QuantizeKernel(const Scales scales, const float* x, const float* scale,
                                const uint8_t* zero, uint8_t* q, int64_t items) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   for (int64_t k = FirstItem(); k < items; k += ItemStep()) {
     const int s = kVector > 1 ? 0 : scales.Of((int)k);
     const Floats<kVector> from = ((const Floats<kVector>*)x)[k];
     Bytes<kVector> to;
 #pragma unroll
-    for (int e = 0; e < kVector; e++) to.at[e] = Quantized(from.at[e], scale[s], zero[s]);
+    for (int e = 0; e < kVector; e++) to.at[e] = QuantizedByte(from.at[e], scale[s], zero[s]);
     ((Bytes<kVector>*)q)[k] = to;
   }
 }
@@ -68,6 +65,8 @@ __global__ void QuantizeKernel(const Scales scales, const float* x, const float*
 template <int kVector, class T>
 __global__ void DequantizeKernel(const Scales scales, const T* x, const float* scale, const T* zero,
                                  float* y, int64_t items) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   for (int64_t k = FirstItem(); k < items; k += ItemStep()) {
     const int s = kVector > 1 ? 0 : scales.Of((int)k);
     const T* from = x + k * kVector;
@@ -86,13 +85,15 @@ struct Sum {
 template <int kVector>
 __global__ void AddKernel(const Sum sum, const uint8_t* a, const uint8_t* b, uint8_t* y,
                           int64_t items) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   for (int64_t k = FirstItem(); k < items; k += ItemStep()) {
     const auto left = ((const Bytes<kVector>*)a)[k], right = ((const Bytes<kVector>*)b)[k];
     Bytes<kVector> to;
 #pragma unroll
     for (int e = 0; e < kVector; e++) {
-      const float both = (float)left.at[e] * sum.scale_a + (float)right.at[e] * sum.scale_b;
-      to.at[e] = (uint8_t)(int)rintf(fminf(fmaxf(both + sum.offset, sum.low), sum.high));
+      to.at[e] = (uint8_t)AddedBytes(left.at[e], right.at[e], sum.scale_a, sum.scale_b, sum.offset,
+                                     sum.low, sum.high);
     }
     ((Bytes<kVector>*)y)[k] = to;
   }
@@ -102,11 +103,21 @@ __global__ void AddKernel(const Sum sum, const uint8_t* a, const uint8_t* b, uin
 struct Pooling {
   int in_h, in_w, window_h, window_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int vectors;  // of channels
-  Divisor by_vectors, by_w, by_h;
+  Divisor by_vectors, by_w, by_h, by_window_w;
 };
+
+// Byte by byte.
+__device__ __forceinline__ uint32_t LargerBytes(uint32_t a, uint32_t b) {
+  uint32_t larger = 0;
+#pragma unroll
+  for (int e = 0; e < 32; e += 8) larger |= max(a >> e & 255, b >> e & 255) << e;
+  return larger;
+}
 
 template <int kVector>
 __global__ void MaxPoolKernel(const Pooling p, const uint8_t* x, uint8_t* y, int64_t items) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   for (int64_t k = FirstItem(); k < items; k += ItemStep()) {
     const int position = (int)k / p.by_vectors, line = position / p.by_w, image = line / p.by_h;
     const int channel = (int)k - position * p.vectors;
@@ -129,6 +140,36 @@ __global__ void MaxPoolKernel(const Pooling p, const uint8_t* x, uint8_t* y, int
   }
 }
 
+constexpr int kPoolLanes = 8;  // threads of a large window
+
+// Of large windows, by several threads each, over words of four channels.
+__global__ void LargeMaxPoolKernel(const Pooling p, const uint8_t* x, uint8_t* y, int64_t items) {
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
+  const int lane = (int)threadIdx.x % kPoolLanes, size = p.window_h * p.window_w;
+  for (int64_t k = FirstItem() / kPoolLanes; k < RoundUp(items, 32 / kPoolLanes);
+       k += ItemStep() / kPoolLanes) {
+    const int item = (int)min(k, items - 1), position = item / p.by_vectors;
+    const int line = position / p.by_w, image = line / p.by_h;
+    const int top = (line - image * (int)p.by_h.value) * p.stride_h - p.pad_h;
+    const int left = (position - line * (int)p.by_w.value) * p.stride_w - p.pad_w;
+    const uint32_t* from = (const uint32_t*)x + (int64_t)image * p.in_h * p.in_w * p.vectors +
+                           (item - position * p.vectors);
+    uint32_t largest = 0;
+#pragma unroll 4
+    for (int at = lane; at < size; at += kPoolLanes) {
+      const int i = at / p.by_window_w, j = at - i * p.window_w;
+      const int h = top + i * p.dilation_h, w = left + j * p.dilation_w;
+      const bool inside = (unsigned)h < (unsigned)p.in_h && (unsigned)w < (unsigned)p.in_w;
+      largest = LargerBytes(largest, inside ? from[(int64_t)(h * p.in_w + w) * p.vectors] : 0);
+    }
+#pragma unroll
+    for (int to = kPoolLanes / 2; to > 0; to /= 2)
+      largest = LargerBytes(largest, __shfl_xor_sync(~0u, largest, to));
+    if (lane == 0 && k < items) ((uint32_t*)y)[k] = largest;
+  }
+}
+
 // ---- launchers ----
 
 bool InFours(int64_t n, const void* a, const void* b, const void* c) {
@@ -146,8 +187,8 @@ void Quantize(const DLArray* x, const DLArray* scale, const DLArray* zero, int64
   const Scales scales = CheckedScales(op, x, scale, zero, axis);
   const bool fours = Numel(scale) == 1 && InFours(Numel(x), from, to, to);
   const int64_t items = Numel(x) / (fours ? 4 : 1);
-  Launch(op, fours ? QuantizeKernel<4> : QuantizeKernel<1>, Blocks(items), kThreads, 0, stream,
-         scales, from, factor, offset, to, items);
+  LaunchBeside(op, fours ? QuantizeKernel<4> : QuantizeKernel<1>, Blocks(items), 1, kThreads, 0,
+               stream, scales, from, factor, offset, to, items);
 }
 
 template <class T>
@@ -161,8 +202,8 @@ void DequantizeAs(const DLArray* x, const DLArray* scale, const DLArray* zero, i
   const Scales scales = CheckedScales(op, x, scale, zero, axis);
   const bool fours = Numel(scale) == 1 && InFours(Numel(x), from, to, to);
   const int64_t items = Numel(x) / (fours ? 4 : 1);
-  Launch(op, fours ? DequantizeKernel<4, T> : DequantizeKernel<1, T>, Blocks(items), kThreads, 0,
-         stream, scales, from, factor, offset, to, items);
+  LaunchBeside(op, fours ? DequantizeKernel<4, T> : DequantizeKernel<1, T>, Blocks(items), 1,
+               kThreads, 0, stream, scales, from, factor, offset, to, items);
 }
 
 void Dequantize(const DLArray* x, const DLArray* scale, const DLArray* zero, int64_t axis,
@@ -185,8 +226,8 @@ void QuantizedAdd(const DLArray* a, const DLArray* b, float scale_a, float scale
   const bool fours = InFours(Numel(y), left, right, to);
   const int64_t items = Numel(y) / (fours ? 4 : 1);
   const Sum sum{scale_a, scale_b, offset, (float)low, (float)high};
-  Launch(op, fours ? AddKernel<4> : AddKernel<1>, Blocks(items), kThreads, 0, stream, sum, left,
-         right, to, items);
+  LaunchBeside(op, fours ? AddKernel<4> : AddKernel<1>, Blocks(items), 1, kThreads, 0, stream, sum,
+               left, right, to, items);
 }
 
 void QuantizedMaxPool(const DLArray* x, Struct<WindowOptions> windows, DLArray* y,
@@ -218,9 +259,14 @@ void QuantizedMaxPool(const DLArray* x, Struct<WindowOptions> windows, DLArray* 
                   (int)vectors,
                   Divisor(std::max<int64_t>(vectors, 1)),
                   Divisor(std::max<int64_t>(out[2], 1)),
-                  Divisor(std::max<int64_t>(out[1], 1))};
-  Launch(op, fours ? MaxPoolKernel<4> : MaxPoolKernel<1>, Blocks(items), kThreads, 0, stream, p,
-         from, to, items);
+                  Divisor(std::max<int64_t>(out[1], 1)),
+                  Divisor(size.w)};
+  constexpr int64_t kLarge = 2 * kPoolLanes;  // elements of a window
+  if (fours && size.h * size.w >= kLarge)
+    return LaunchBeside(op, LargeMaxPoolKernel, Blocks(items * kPoolLanes), 1, kThreads, 0, stream,
+                        p, from, to, items);
+  LaunchBeside(op, fours ? MaxPoolKernel<4> : MaxPoolKernel<1>, Blocks(items), 1, kThreads, 0,
+               stream, p, from, to, items);
 }
 
 DLSYS_KERNEL(cuda, quantize, Quantize);

@@ -6,12 +6,19 @@
 // python/dlsys/ops/quantize.py has the layout of the weights: words of four consecutive inputs, as
 // mma takes them. The result overlaps no input. Channels that are no multiple of 16 are gathered
 // byte by byte, which limits first layers; loads limit the others.
+//
+// Where tiles are few, the blocks of a cluster share one, each with a slice of K, and add their
+// sums through distributed shared memory; the weights' first panels are on their way before the
+// predecessor on the stream has ended, where that does not write them. Latency limits them.
+// quantized_conv2d_fused begins with the quantization of its images, or ends with a sum or with
+// windows of 2 x 2, whose four positions are rows beside each other.
 #include <algorithm>
 
 #include "cuda/quantized/mma.cuh"
+#include "cuda/quantized/rounding.cuh"
+#include "cuda/runtime/beside.cuh"
 #include "cuda/runtime/context.cuh"
 #include "cuda/runtime/divisor.cuh"
-#include "cuda/runtime/launch.cuh"
 #include "math/conv_geometry.h"
 
 namespace dlsys {
@@ -25,6 +32,9 @@ constexpr int kPanel = 16;            // output channels of a panel of packed we
 constexpr int kQuad = 4;              // inputs of a word
 constexpr int kChunks = kStep / 16;   // copies of a row
 constexpr int kRowsOfPass = kProductThreads / kChunks;
+constexpr int kMostSplits = 8;          // blocks of a portable cluster
+constexpr int kMostPool = 2;            // positions along a side of a window that is pooled
+constexpr int kMostPlaces = 8 * kStep;  // of K that is gathered, in a block's table
 
 struct alignas(16) Sixteen {  // bytes, that are moved together
   uint32_t words[4];
@@ -42,8 +52,17 @@ struct Tile {
 using Large = Tile<128, 64>;
 using Small = Tile<32, 32>;
 
+// A sum behind a product: the quantized result times scale_a, residual times scale_b, and offset.
+struct Residual {
+  const uint8_t* bytes;  // null: none
+  float scale_a, scale_b, offset, low;
+};
+
 struct Product {
   const uint8_t *x, *w;
+  const float* images;  // instead of x, (N, C, H, W), in units of `unit`, and 0 at `origin`
+  const float* unit;
+  const uint8_t* origin;
   const int32_t* bias;
   const float* multiplier;
   uint8_t* bytes;  // of the result, or floats
@@ -51,10 +70,29 @@ struct Product {
   int rows, cols, depth, quads, panels;  // quads and panels are those of the weights
   int in_h, in_w, channels, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int zero, low, high;
-  unsigned pad;  // what stands for 0 in x, four times
-  bool aligned_out;
-  Divisor by_channels, by_window_w, by_positions, by_width, by_col_tiles;
+  unsigned pad;             // what stands for 0 in x, four times
+  int pool, splits, slice;  // slice: steps of K of a block
+  Residual residual;
+  bool aligned_out, weights_ready;
+  Divisor by_channels, by_window_w, by_positions, by_width, by_col_tiles, by_pool, by_splits;
+
+  // True where the sums pass through shared memory.
+  __device__ __forceinline__ bool IsShared() const {
+    return splits > 1 || pool > 1 || residual.bytes;
+  }
 };
+
+// Where the window of a row begins: rows go through the positions of windows that are pooled.
+struct Corner {
+  int image, h, w;
+};
+__device__ __forceinline__ Corner CornerOf(const Product& p, int row) {
+  const int window = row / p.by_pool, inner = row - window * (int)p.by_pool.value;
+  const int image = window / p.by_positions, rest = window - image * (int)p.by_positions.value;
+  const int i = rest / p.by_width, j = rest - i * (int)p.by_width.value;
+  const int down = i * p.pool + inner / p.pool, across = j * p.pool + inner % p.pool;
+  return {image, down * p.stride_h - p.pad_h, across * p.stride_w - p.pad_w};
+}
 
 // Where a word of the rows lies in their panel: chunks of 16 bytes are swizzled, so that the eight
 // rows that a warp reads at once share no banks.
@@ -66,70 +104,96 @@ __device__ __forceinline__ int InWeights(int col, int quad) {
   return (col / kPanel * (kStep / kQuad) + quad) * kPanel + (col % kPanel ^ (quad >> 1 & 1) * 8);
 }
 
-// The rows of a tile: windows, gathered from the images.
+// Where an input of a window lies, beside its corner: `at` is the distance in the array.
+struct Place {
+  int at, h, w;
+};
+
+// The rows of a tile: windows, gathered from the images, 16 bytes at a time or one by one.
 template <int kRows, bool kAligned>
 class Windows {
  public:
-  __device__ Windows(const Product& p, int first) : p_(p) {
+  // places: those of the K of this block from `from` on, where there is room for them, or null.
+  __device__ Windows(const Product& p, int first, const Place* places, int from)
+      : p_(p), places_(places), from_(from) {
 #pragma unroll
     for (int q = 0; q < kPasses; q++) {
       const int row = first + Row(q);
-      const int image = row / p.by_positions, rest = row - image * (int)p.by_positions.value;
-      const int i = rest / p.by_width, j = rest - i * (int)p.by_width.value;
-      h_[q] = row < p.rows ? i * p.stride_h - p.pad_h : -(1 << 30);
-      w_[q] = j * p.stride_w - p.pad_w;
-      line_[q] = image * p.in_h;
+      const Corner corner = CornerOf(p, row);
+      h_[q] = row < p.rows ? corner.h : kNowhere;
+      w_[q] = corner.w;
+      at_[q] = At(corner.image, corner.h, corner.w, 0);
     }
   }
 
   __device__ __forceinline__ void Load(uint32_t* panel, int k0) const {
     const int k = k0 + Chunk() * 16;
-    const Offset offset = OffsetOf(k);
+    const Place place = kAligned ? PlaceOf(p_, k) : Place{};
 #pragma unroll
     for (int q = 0; q < kPasses; q++) {
       uint32_t* to = panel + InRows(Row(q), Chunk(), 0);
-      const uint8_t* from = kAligned ? At(q, offset, k) : nullptr;
-      if (from) {
-        CopyAsync16((float*)to, (const float*)from, true);
-      } else {
-        Sixteen made = {{p_.pad, p_.pad, p_.pad, p_.pad}};
-        if constexpr (!kAligned) {
-#pragma unroll
-          for (int e = 0; e < 16; e++) {
-            const uint8_t* one = At(q, OffsetOf(k + e), k + e);
-            const unsigned byte = one ? *one : p_.pad & 255;
-            made.words[e / 4] = (made.words[e / 4] & ~(255u << e % 4 * 8)) | byte << e % 4 * 8;
-          }
-        }
-        *(Sixteen*)to = made;
+      if (kAligned && IsInside(q, place)) {
+        CopyAsync16((float*)to, (const float*)(p_.x + at_[q] + place.at), true);
+        continue;
       }
+      Sixteen made = {{p_.pad, p_.pad, p_.pad, p_.pad}};
+      if (!kAligned) Gather(q, k, made);
+      *(Sixteen*)to = made;
     }
+  }
+
+  static __device__ __forceinline__ Place PlaceOf(const Product& p, int k) {
+    const int offset = k / p.by_channels, c = k - offset * p.channels;
+    const int i = offset / p.by_window_w, j = offset - i * (int)p.by_window_w.value;
+    const int h = i * p.dilation_h, w = j * p.dilation_w;
+    const int at =
+        !kAligned && p.images ? (c * p.in_h + h) * p.in_w + w : (h * p.in_w + w) * p.channels + c;
+    return {k < p.depth ? at : 0, k < p.depth ? h : kNowhere, w};
   }
 
  private:
   static constexpr int kPasses = kRows / kRowsOfPass;
-  struct Offset {
-    int h, w, c;
-  };
+  static constexpr int kNowhere = -(1 << 30);  // a line that is in no image
   __device__ static __forceinline__ int Chunk() { return (int)threadIdx.x % kChunks; }
   __device__ static __forceinline__ int Row(int q) {
     return (int)threadIdx.x / kChunks + q * kRowsOfPass;
   }
-  __device__ __forceinline__ Offset OffsetOf(int k) const {
-    const int offset = k / p_.by_channels, i = offset / p_.by_window_w;
-    return {i * p_.dilation_h, (offset - i * (int)p_.by_window_w.value) * p_.dilation_w,
-            k - offset * p_.channels};
+  __device__ __forceinline__ int64_t At(int image, int h, int w, int c) const {
+    const int64_t line = (int64_t)image * p_.in_h * (!kAligned && p_.images ? p_.channels : 1) + h;
+    return !kAligned && p_.images ? line * p_.in_w + w : (line * p_.in_w + w) * p_.channels + c;
   }
-  // Null where that is padding.
-  __device__ __forceinline__ const uint8_t* At(int q, const Offset& offset, int k) const {
-    const int h = h_[q] + offset.h, w = w_[q] + offset.w;
-    const bool inside = (unsigned)h < (unsigned)p_.in_h && (unsigned)w < (unsigned)p_.in_w;
-    const int64_t pixel = (int64_t)(line_[q] + h) * p_.in_w + w;
-    return inside && k < p_.depth ? p_.x + pixel * p_.channels + offset.c : nullptr;
+  __device__ __forceinline__ bool IsInside(int q, const Place& place) const {
+    return (unsigned)(h_[q] + place.h) < (unsigned)p_.in_h &&
+           (unsigned)(w_[q] + place.w) < (unsigned)p_.in_w;
+  }
+
+  // Sixteen bytes from k on: all loads are under way before the first is looked at.
+  __device__ __forceinline__ void Gather(int q, int k, Sixteen& made) const {
+    bool inside[16];
+    unsigned bytes[16];
+    float floats[16];
+#pragma unroll
+    for (int e = 0; e < 16; e++) {
+      const Place place = places_ ? places_[k + e - from_] : PlaceOf(p_, k + e);
+      inside[e] = IsInside(q, place);
+      if (p_.images)
+        floats[e] = inside[e] ? p_.images[at_[q] + place.at] : 0.f;
+      else
+        bytes[e] = inside[e] ? p_.x[at_[q] + place.at] : 0u;
+    }
+    const float unit = p_.images ? *p_.unit : 1.f, origin = p_.images ? *p_.origin : 0.f;
+#pragma unroll
+    for (int e = 0; e < 16; e++) {
+      if (p_.images) bytes[e] = QuantizedByte(floats[e], unit, origin);
+      const unsigned byte = inside[e] ? bytes[e] : p_.pad & 255;
+      made.words[e / 4] = (made.words[e / 4] & ~(255u << e % 4 * 8)) | byte << e % 4 * 8;
+    }
   }
 
   const Product& p_;
-  int h_[kPasses], w_[kPasses], line_[kPasses];
+  const Place* places_;
+  int from_, h_[kPasses], w_[kPasses];
+  int64_t at_[kPasses];  // of the corners
 };
 
 // Copies the weights of a tile's columns; there are zeros behind the last input and panel.
@@ -190,27 +254,64 @@ __device__ __forceinline__ void ForSums(const Sums<Tile>& sums, const F& body) {
         body(row + i * 16 + e / 2 * 8, col + j * 8 + e % 2, sums[i][j][e]);
 }
 
+// Of a column: what is added to a sum, and what that is multiplied by.
+struct Column {
+  int32_t bias;
+  float multiplier;
+
+  __device__ __forceinline__ Column(const Product& p, int col)
+      : bias(col < p.cols ? p.bias[col] : 0), multiplier(col < p.cols ? p.multiplier[col] : 0.f) {}
+  __device__ __forceinline__ float Scaled(int32_t sum) const {
+    return (float)(sum + bias) * multiplier;
+  }
+};
+
+__device__ __forceinline__ int Requantized(const Product& p, const Column& column, int32_t sum) {
+  const float low = (float)(p.low - p.zero), high = (float)(p.high - p.zero);
+  return (int)rintf(fminf(fmaxf(column.Scaled(sum), low), high)) + p.zero;
+}
+
+// Writes up to four neighbors of a row of the result, with what follows the product.
+__device__ __forceinline__ void StoreFour(const Product& p, int64_t to, int col,
+                                          const Column (&columns)[4], const int32_t (&sums)[4]) {
+  const Residual& r = p.residual;
+  const bool in_fours = p.cols % 4 == 0 && !p.floats;
+  const uint32_t added = r.bytes && in_fours ? *(const uint32_t*)(r.bytes + to) : 0;
+  uint32_t word = 0;
+#pragma unroll
+  for (int e = 0; e < 4; e++) {
+    if (col + e >= p.cols) break;
+    if (p.floats) {
+      p.floats[to + e] = columns[e].Scaled(sums[e]);
+      continue;
+    }
+    int byte = Requantized(p, columns[e], sums[e]);
+    if (r.bytes) {
+      const int other = in_fours ? added >> 8 * e & 255 : r.bytes[to + e];
+      byte = AddedBytes(byte, other, r.scale_a, r.scale_b, r.offset, r.low, 255.f);
+    }
+    word |= (uint32_t)byte << 8 * e;
+    if (!in_fours) p.bytes[to + e] = (uint8_t)byte;
+  }
+  if (in_fours) *(uint32_t*)(p.bytes + to) = word;
+}
+
 // Requantizes a tile and writes it, bytes through shared memory, so that they leave 16 at a time.
 template <class Tile>
 __device__ __forceinline__ void Store(const Product& p, const Sums<Tile>& sums, int first_row,
                                       int first_col, uint8_t* shared) {
-  const auto scaled = [&](int col, int32_t sum) {
-    return (float)(sum + p.bias[col]) * p.multiplier[col];
-  };
   if (p.floats) {
     ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
       if (first_row + row < p.rows && first_col + col < p.cols)
         p.floats[(int64_t)(first_row + row) * p.cols + first_col + col] =
-            scaled(first_col + col, sum);
+            Column(p, first_col + col).Scaled(sum);
     });
     return;
   }
   __syncthreads();  // the panels have been read
-  const float low = (float)(p.low - p.zero), high = (float)(p.high - p.zero);
   ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
     if (first_col + col >= p.cols) return;
-    const float y = fminf(fmaxf(scaled(first_col + col, sum), low), high);
-    shared[row * Tile::kPitch + col] = (uint8_t)((int)rintf(y) + p.zero);
+    shared[row * Tile::kPitch + col] = (uint8_t)Requantized(p, Column(p, first_col + col), sum);
   });
   __syncthreads();
   const int rows = min(Tile::kRows, p.rows - first_row),
@@ -232,43 +333,119 @@ __device__ __forceinline__ void Store(const Product& p, const Sums<Tile>& sums, 
   }
 }
 
+// Adds the sums of all blocks of the cluster, pools, and requantizes: a block does its share of the
+// tile's rows.
+template <class Tile>
+__device__ __forceinline__ void StoreShare(const Product& p, int rank, int first_row, int first_col,
+                                           const Column (&columns)[4], const int32_t* sums) {
+  constexpr int kQuads = Tile::kCols / 4;
+  static_assert(kProductThreads % kQuads == 0, "a thread's columns stay the same");
+  const int positions = p.pool * p.pool, share = Tile::kRows / p.splits;
+  for (int id = (int)threadIdx.x; id < share / positions * kQuads; id += kProductThreads) {
+    const int local = rank * share + id / kQuads * positions, quad = id % kQuads * 4;
+    const int col = first_col + quad, row = first_row + local;
+    if (row >= p.rows || col >= p.cols) continue;
+    int32_t largest[4];
+    for (int position = 0; position < positions; position++) {
+      int32_t sum[4] = {};
+      const int32_t* from = sums + (local + position) * Tile::kCols + quad;
+#pragma unroll 4
+      for (int peer = 0; peer < p.splits; peer++) {
+        const Sixteen part = *(const Sixteen*)OfPeer((const float*)from, peer);
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[e] += (int32_t)part.words[e];
+      }
+#pragma unroll
+      for (int e = 0; e < 4; e++) largest[e] = position ? max(largest[e], sum[e]) : sum[e];
+    }
+    StoreFour(p, (int64_t)(row / p.by_pool) * p.cols + col, col, columns, largest);
+  }
+}
+
 template <class Tile, bool kAligned>
 __global__ void __launch_bounds__(kProductThreads) ProductKernel(const Product p) {
   uint32_t* shared = DynamicShared<uint32_t>();
-  const int tile = blockIdx.x, down = tile / p.by_col_tiles;
-  const int first_row = down * Tile::kRows;
+  const int tile = (int)blockIdx.x / p.by_splits, rank = (int)blockIdx.x - tile * p.splits;
+  const int down = tile / p.by_col_tiles, first_row = down * Tile::kRows;
   const int first_col = (tile - down * (int)p.by_col_tiles.value) * Tile::kCols;
-  const Windows<Tile::kRows, kAligned> windows(p, first_row);
-  const int steps = (p.depth + kStep - 1) / kStep;
-  const auto load = [&](int step) {
-    uint32_t* stage = shared + step % kStages * Tile::kStageWords;
-    if (step < steps) {
-      windows.Load(stage, step * kStep);
-      LoadWeights<Tile::kCols>(p, stage + Tile::kRows * kStep / 4, first_col, step * kStep);
-    }
+  using Rows = Windows<Tile::kRows, kAligned>;
+  __shared__ Place places[kAligned ? 1 : kMostPlaces];
+  const int begin = rank * p.slice;
+  const int end = min(begin + p.slice, (p.depth + kStep - 1) / kStep);
+  const int gathered = kAligned ? 0 : (end - begin) * kStep;
+  const bool has_places = !kAligned && gathered <= kMostPlaces;
+  for (int k = threadIdx.x; has_places && k < gathered; k += kProductThreads)
+    places[k] = Rows::PlaceOf(p, begin * kStep + k);
+  if (has_places) __syncthreads();
+  const Rows windows(p, first_row, has_places ? places : nullptr, begin * kStep);
+  const auto stage = [&](int step) {
+    return shared + (step - begin) % kStages * Tile::kStageWords;
+  };
+  const auto load_weights = [&](int step) {
+    if (step < end)
+      LoadWeights<Tile::kCols>(p, stage(step) + Tile::kRows * kStep / 4, first_col, step * kStep);
+  };
+  const auto load_rows = [&](int step) {
+    if (step < end) windows.Load(stage(step), step * kStep);
     CloseCopies();
   };
-  Sums<Tile> sums = {};
+  if (p.weights_ready)
 #pragma unroll
-  for (int step = 0; step < kStages - 1; step++) load(step);
-  for (int step = 0; step < steps; step++) {
+    for (int step = 0; step < kStages - 1; step++) load_weights(begin + step);
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
+#pragma unroll
+  for (int step = 0; step < kStages - 1; step++) {
+    if (!p.weights_ready) load_weights(begin + step);
+    load_rows(begin + step);
+  }
+  // Those of StoreShare, which are here before the sums.
+  const int own = first_col + (int)threadIdx.x % (Tile::kCols / 4) * 4;
+  const Column columns[4] = {{p, own}, {p, own + 1}, {p, own + 2}, {p, own + 3}};
+  Sums<Tile> sums = {};
+  for (int step = begin; step < end; step++) {
     WaitForCopies<kStages - 2>();
     __syncthreads();
-    load(step + kStages - 1);
-    const uint32_t* stage = shared + step % kStages * Tile::kStageWords;
-    MultiplyStage<Tile>(stage, stage + Tile::kRows * kStep / 4, sums);
+    load_weights(step + kStages - 1);
+    load_rows(step + kStages - 1);
+    const uint32_t* ready = stage(step);
+    MultiplyStage<Tile>(ready, ready + Tile::kRows * kStep / 4, sums);
   }
-  Store<Tile>(p, sums, first_row, first_col, (uint8_t*)shared);
+  WaitForCopies<0>();
+  if (!p.IsShared()) return Store<Tile>(p, sums, first_row, first_col, (uint8_t*)shared);
+  __syncthreads();  // the panels have been read
+  ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
+    ((int32_t*)shared)[row * Tile::kCols + col] = sum;
+  });
+  __syncthreads();
+  if (p.splits > 1) MeetCluster();
+  StoreShare<Tile>(p, rank, first_row, first_col, columns, (const int32_t*)shared);
+  if (p.splits > 1) LeaveCluster();
 }
 
 // ---- launchers ----
 
+// Slices of K: as many as give every multiprocessor a block, a power of 2.
+int64_t SplitsOf(const Product& p, int64_t tiles, int device) {
+  if (ComputeMajor(device) < 9) return 1;
+  const int64_t steps = CeilDiv(p.depth, kStep), most = std::min<int64_t>(steps, kMostSplits);
+  int64_t splits = 1;
+  while (2 * splits <= most && 2 * splits * tiles <= 2 * Multiprocessors(device)) splits *= 2;
+  return splits;
+}
+
 template <class Tile, bool kAligned>
-void LaunchTiles(const char* op, Product p, DLStream stream) {
+void LaunchTiles(const char* op, Product p, int device, DLStream stream) {
   const int64_t across = CeilDiv(p.cols, Tile::kCols), down = CeilDiv(p.rows, Tile::kRows);
+  const int64_t splits = SplitsOf(p, across * down, device);
   p.by_col_tiles = Divisor(across);
-  Launch(op, ProductKernel<Tile, kAligned>, (unsigned)(across * down), kProductThreads,
-         Tile::kNbytes, stream, p);
+  p.by_pool = Divisor(p.pool * p.pool);
+  p.splits = (int)splits;
+  p.by_splits = Divisor(splits);
+  p.slice = (int)CeilDiv(CeilDiv(p.depth, kStep), splits);
+  p.weights_ready = InputsAreReady(1, 1);
+  LaunchBeside(op, ProductKernel<Tile, kAligned>, (unsigned)(across * down * splits),
+               (unsigned)splits, kProductThreads, Tile::kNbytes, stream, p);
 }
 
 // Checks the operands of a product of windows, whose fields about images are set, and launches it.
@@ -282,7 +459,8 @@ void Multiply(const char* op, Product p, const DLArray* w, const DLArray* bias,
     Fail("%s: weights %s do not take %ld inputs to %s", op, ShapeText(w).c_str(), (long)p.depth,
          ShapeText(y).c_str());
   if (!n || !Numel(y)) return;
-  if (Numel(y) / n > INT32_MAX / 2 || n > INT32_MAX / 2)
+  p.pool = std::max(p.pool, 1);
+  if (Numel(y) / n > INT32_MAX / 2 / (p.pool * p.pool) || n > INT32_MAX / 2)
     Fail("%s: %s has too many rows or columns", op, ShapeText(y).c_str());
   const bool floats = y->dtype == DL_FLOAT32;
   p.w = In<uint8_t>(op, w);
@@ -290,7 +468,7 @@ void Multiply(const char* op, Product p, const DLArray* w, const DLArray* bias,
   p.multiplier = In(op, multiplier);
   p.bytes = floats ? nullptr : Out<uint8_t>(op, y);
   p.floats = floats ? Out(op, y) : nullptr;
-  p.rows = (int)(Numel(y) / n);
+  p.rows = (int)(Numel(y) / n) * p.pool * p.pool;
   p.cols = (int)n;
   p.quads = (int)quads;
   p.panels = (int)panels;
@@ -298,14 +476,15 @@ void Multiply(const char* op, Product p, const DLArray* w, const DLArray* bias,
   p.low = (int)low;
   p.high = (int)high;
   p.aligned_out = n % 16 == 0 && Aligned16(y->data);
-  const bool aligned = p.channels % 16 == 0 && Aligned16(p.x);
+  const bool aligned = !p.images && p.channels % 16 == 0 && Aligned16(p.x);
   const int64_t tiles = CeilDiv(n, Large::kCols) * CeilDiv(p.rows, Large::kRows);
+  const int device = y->ctx.device_id;
   if (!aligned)
-    LaunchTiles<Small, false>(op, p, stream);
-  else if (tiles < Multiprocessors(y->ctx.device_id))
-    LaunchTiles<Small, true>(op, p, stream);
+    LaunchTiles<Small, false>(op, p, device, stream);
+  else if (tiles < Multiprocessors(device))
+    LaunchTiles<Small, true>(op, p, device, stream);
   else
-    LaunchTiles<Large, true>(op, p, stream);
+    LaunchTiles<Large, true>(op, p, device, stream);
 }
 
 void QuantizedMatMul(const DLArray* x, const DLArray* w, const DLArray* bias,
@@ -324,41 +503,102 @@ void QuantizedMatMul(const DLArray* x, const DLArray* w, const DLArray* bias,
   Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
 }
 
-void QuantizedConv2d(const DLArray* x, const DLArray* w, const DLArray* bias,
-                     const DLArray* multiplier, Struct<WindowOptions> windows, int64_t pad,
-                     int64_t zero, int64_t low, int64_t high, DLArray* y, DLStream stream) {
-  const char* op = "quantized_conv2d";
-  Enter(op, y, x, w, bias, multiplier);
+// A product of the windows of images x, (N, H, W, C) or with `channels_first` (N, C, H, W), to y
+// (N, H, W, C), or to windows of pool x pool of it.
+Product ConvProduct(const char* op, const DLArray* x, bool channels_first, const DLArray* y,
+                    const WindowOptions& windows, int64_t pool, int64_t pad) {
   CheckNchw(op, x);
   CheckNchw(op, y);
-  const int64_t *in = x->shape, *out = y->shape;
-  const HW size = windows->size, dilation = windows->dilation;
+  const int64_t *of_x = x->shape, *out = y->shape;
+  const int64_t in[4] = {of_x[0], of_x[channels_first ? 2 : 1], of_x[channels_first ? 3 : 2],
+                         of_x[channels_first ? 1 : 3]};
+  const HW size = windows.size, dilation = windows.dilation;
   const int64_t depth = size.h * size.w * in[3];
   if (size.h < 1 || size.w < 1 || dilation.h < 1 || dilation.w < 1 || in[0] != out[0] ||
       Numel(x) > INT32_MAX || depth > INT32_MAX / 2)
     Fail("%s: windows do not take %s to %s", op, ShapeText(x).c_str(), ShapeText(y).c_str());
   const HW reach{in[1] + size.h * dilation.h, in[2] + size.w * dilation.w};
-  CheckAttributes(op, windows->stride, windows->before, reach, {out[1], out[2]});
+  CheckAttributes(op, windows.stride, windows.before, reach, {out[1] * pool, out[2] * pool});
   Product p = {};
-  p.x = In<uint8_t>(op, x);
   p.in_h = (int)in[1];
   p.in_w = (int)in[2];
   p.channels = (int)in[3];
   p.depth = (int)depth;
-  p.stride_h = (int)windows->stride.h;
-  p.stride_w = (int)windows->stride.w;
-  p.pad_h = (int)windows->before.h;
-  p.pad_w = (int)windows->before.w;
+  p.stride_h = (int)windows.stride.h;
+  p.stride_w = (int)windows.stride.w;
+  p.pad_h = (int)windows.before.h;
+  p.pad_w = (int)windows.before.w;
   p.dilation_h = (int)dilation.h;
   p.dilation_w = (int)dilation.w;
+  p.pool = (int)pool;
   p.pad = (unsigned)(pad & 255) * 0x01010101u;
   p.by_channels = Divisor(std::max<int64_t>(in[3], 1));
   p.by_window_w = Divisor(size.w);
   p.by_positions = Divisor(std::max<int64_t>(out[1] * out[2], 1));
   p.by_width = Divisor(std::max<int64_t>(out[2], 1));
+  return p;
+}
+
+void QuantizedConv2d(const DLArray* x, const DLArray* w, const DLArray* bias,
+                     const DLArray* multiplier, Struct<WindowOptions> windows, int64_t pad,
+                     int64_t zero, int64_t low, int64_t high, DLArray* y, DLStream stream) {
+  const char* op = "quantized_conv2d";
+  Enter(op, y, x, w, bias, multiplier);
+  Product p = ConvProduct(op, x, false, y, *windows, 1, pad);
+  p.x = In<uint8_t>(op, x);
   Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
 }
 
+// residual: none or one of y's shape; quantization: none, or the unit and the origin of x, which is
+// float32 and (N, C, H, W) then, as quantize has them. y are the largest of windows of pool x pool,
+// or, with pool 1, all results.
+void QuantizedConv2dFused(const DLArray* x, const DLArray* w, const DLArray* bias,
+                          const DLArray* multiplier, const DLArrayList* quantization,
+                          const DLArrayList* residual, Struct<WindowOptions> windows, int64_t pad,
+                          int64_t zero, int64_t low, int64_t high, int64_t pool, float scale_a,
+                          float scale_b, float offset, int64_t sum_low, DLArray* y,
+                          DLStream stream) {
+  const char* op = "quantized_conv2d_fused";
+  Enter(op, y, x, w, bias, multiplier);
+  if (pool < 1 || pool > kMostPool || (pool > 1 && residual->count) || residual->count > 1)
+    Fail("%s: windows of 1 or %d, or one sum, may follow", op, kMostPool);
+  Product p = ConvProduct(op, x, quantization->count > 0, y, *windows, pool, pad);
+  if (quantization->count) {
+    if (quantization->count != 2 || Numel(quantization->arrays[0]) != 1 ||
+        Numel(quantization->arrays[1]) != 1)
+      Fail("%s: expected one unit and one origin", op);
+    Enter(op, y, quantization->arrays[0], quantization->arrays[1]);
+    p.images = In(op, x);
+    p.unit = In(op, quantization->arrays[0]);
+    p.origin = In<uint8_t>(op, quantization->arrays[1]);
+  } else {
+    p.x = In<uint8_t>(op, x);
+  }
+  if (residual->count) {
+    Enter(op, y, residual->arrays[0]);
+    CheckSameShape(op, residual->arrays[0], y);
+    p.residual = {In<uint8_t>(op, residual->arrays[0]), scale_a, scale_b, offset, (float)sum_low};
+  }
+  Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
+}
+
+// True for few tiles, whose sums pass through shared memory in any case, and where each image is
+// quantized few times.
+bool QuantizedConv2dFusedFits(const DLArray* x, const DLArray*, const DLArray*, const DLArray*,
+                              const DLArrayList* quantization, const DLArrayList*,
+                              Struct<WindowOptions> windows, int64_t, int64_t, int64_t, int64_t,
+                              int64_t pool, float, float, float, int64_t, DLArray* y) {
+  constexpr int64_t kMostGathered = 1 << 17;
+  if (x->ndim != 4 || y->ndim != 4 || !Numel(y)) return false;
+  const int64_t n = y->shape[3], rows = Numel(y) / n * pool * pool;
+  const int64_t depth = windows->size.h * windows->size.w * x->shape[quantization->count ? 1 : 3];
+  const int64_t tiles = CeilDiv(n, Large::kCols) * CeilDiv(rows, Large::kRows);
+  return tiles < Multiprocessors(y->ctx.device_id) &&
+         (!quantization->count || rows * depth <= kMostGathered);
+}
+
+DLSYS_KERNEL(cuda, quantized_conv2d_fused, QuantizedConv2dFused);
+DLSYS_FITS(cuda, quantized_conv2d_fused, QuantizedConv2dFusedFits);
 DLSYS_KERNEL(cuda, quantized_matmul, QuantizedMatMul);
 DLSYS_KERNEL(cuda, quantized_conv2d, QuantizedConv2d);
 

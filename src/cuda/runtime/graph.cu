@@ -18,6 +18,7 @@
 #include "cuda/runtime/graph.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/pinned.cuh"
+#include "cuda/runtime/priority.cuh"
 #include "cuda/runtime/stream_order.cuh"
 #include "runtime/counters.h"
 #include "runtime/device.h"
@@ -177,6 +178,12 @@ class GraphCopies {
 // ---- graph streams ----
 
 using Nodes = std::vector<cudaGraphNode_t>;
+
+#ifdef DLSYS_EMULATED  // which knows no priorities
+constexpr unsigned kByNodePriority = 0;
+#else
+constexpr unsigned kByNodePriority = cudaGraphInstantiateFlagUseNodePriority;
+#endif
 
 // The nodes that the next one captured on the stream will depend on.
 Nodes CaptureDependencies(cudaStream_t stream) {
@@ -415,9 +422,27 @@ std::unique_ptr<CapturedGraph> Capture(int id, DLStream stream, const CaptureReq
   std::vector<cudaGraphNode_t> nodes(count);
   if (count) Check("capture", cudaGraphGetNodes(graph->graph, nodes.data(), &count));
   for (cudaGraphNode_t node : nodes) CountNode(graph.get(), node);
-  Check("capture", cudaGraphInstantiate(&graph->exec, graph->graph, 0));
+  Check("capture", cudaGraphInstantiate(&graph->exec, graph->graph, kByNodePriority));
   Check("capture", cudaGraphUpload(graph->exec, Native(stream)));
   return graph;
+}
+
+void Hasten(cudaStream_t stream) {
+#ifndef DLSYS_EMULATED
+  cudaStreamCaptureStatus status;
+  Check("capture", cudaStreamIsCapturing(stream, &status));
+  if (status != cudaStreamCaptureStatusActive) return;
+  int least = 0;
+  cudaKernelNodeAttrValue highest = {};
+  Check("capture", cudaDeviceGetStreamPriorityRange(&least, &highest.priority));
+  for (cudaGraphNode_t node : CaptureDependencies(stream)) {
+    cudaGraphNodeType type;
+    Check("capture", cudaGraphNodeGetType(node, &type));
+    if (type != cudaGraphNodeTypeKernel) continue;
+    Check("capture",
+          cudaGraphKernelNodeSetAttribute(node, cudaKernelNodeAttributePriority, &highest));
+  }
+#endif
 }
 
 }  // namespace cuda

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.fusion import matvec
+from dlsys.fusion import matvec, matvec_chain
 from dlsys.fusion.body import close
 from dlsys.ops.attention import cached
 from dlsys.ops.norm import layer_norm as norm
 from dlsys.ops.optim import assign
 from dlsys.ops.random import token
+from dlsys.runtime.interface import interface
 from support.families.fused.gemm import FORMULAS, operator
 from support.families.norm import by_row
 from support.families.random import SEED, philox_words
@@ -102,6 +103,41 @@ def build(x: Any, w: Any, *rest: Any, **attrs: Any) -> Any:
     y = operator(attrs["activation"])(y) if attrs["activation"] else y
     y = y + others.pop(0) if attrs["adds"] else y
     return matvec.matvec_op(*inputs, body=close(inputs, (y,)), eps=EPS, **attrs)
+
+
+def chained(x: Array, *operands: Array, activations: tuple[str, ...]) -> Array:
+    count = len(activations)
+    for k, activation in enumerate(activations):
+        x = FORMULAS[activation](x @ operands[k].T + operands[count + k])
+    return x
+
+
+def chained_scale(x: Array, *operands: Array, activations: tuple[str, ...]) -> Array:
+    return chained(*map(np.abs, (x, *operands)), activations=("",) * len(activations))
+
+
+def build_chain(x: Any, *operands: Any, activations: tuple[str, ...]) -> Any:
+    count, y = len(activations), x
+    for k, name in enumerate(activations):
+        y = ad.matmul_op(y, operands[k], trans_B=True) + operands[count + k]
+        y = operator(name)(y) if name else y
+    numbers = [interface.activations.get(name, 0) << 8 * k for k, name in enumerate(activations)]
+    inputs = x, *operands
+    return matvec_chain.matvec_chain_op(*inputs, body=close(inputs, (y,)), activations=sum(numbers))
+
+
+def chains() -> list[Case]:
+    """Of two layers to four, outputs that blocks have none of, and weights in and without reach."""
+    sizes = (
+        (1, (400, 120, 84, 10), ("relu", "relu", "")), (4, (36, 8, 5), ("gelu_tanh", "")),
+        (3, (4, 260, 12, 40, 1), ("", "relu", "gelu_tanh", "relu")), (2, (512, 64, 3), ("", "")),
+    )  # fmt: skip
+    made = []
+    for m, widths, activations in sizes:
+        weights = [(n, k) for k, n in zip(widths, widths[1:])]
+        biases = [(n,) for n in widths[1:]]
+        made.append(case((m, widths[0]), *weights, *biases, activations=activations))
+    return made
 
 
 def layers() -> list[Case]:
@@ -214,5 +250,10 @@ GENERATION = (
     Sample(
         "matvec", matvec.matvec_op, layer, tuple(layers()), scale=layer_scale, ulps=4,
         differentiable=(), specials=False, storages=(), build=build, fused=True,
+    ),
+    Sample(
+        "matvec_chain", matvec_chain.matvec_chain_op, chained, tuple(chains()),
+        scale=chained_scale, ulps=4, differentiable=(), specials=False, storages=(),
+        build=build_chain, fused=True,
     ),
 )  # fmt: skip

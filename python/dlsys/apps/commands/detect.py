@@ -46,8 +46,11 @@ def _add_training(parser: Parser) -> None:
             f"--{name}", type=usage.path, metavar="FILE",
             help=f"to {what}: a list of VOC, ImageSets/Main/*.txt, or COCO's JSON",
         )  # fmt: skip
+    group.add_argument(
+        "--images", type=usage.whole, metavar="N",
+        help="made scenes, 0 for new ones in each batch; default: 2000",
+    )  # fmt: skip
     for name, what in (
-        ("images", "made scenes"),
         ("steps", "updates in all"),
         ("every", "updates between validations"),
         ("batch-size", "photos"),

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from ... import optim, train
+from ...data.numbered import NumberedBatches
 from ...errors import DataError
 from ...runtime.device import Context
 from .. import run_file
 from ..progress import Progress, kept
 from ..usage import UsageError
 from . import made, scenes
+from .fresh import FreshScenes
 from .network import STRIDES, Detector, loss
 from .scenes import SceneLoader, Scenes
 
@@ -27,9 +29,9 @@ HELD = 200  # made scenes that a run is measured on
 @dataclass(frozen=True)
 class Settings(run_file.Counted):
     """A run's settings, which `run.json` has. `steps` are updates, `every` those between
-    validations; `images` are made where no `data` are named, `held` those to measure it on; `size`
-    is that of the square that photos are scaled into; `names` are those of the classes; flip 1
-    shows half of the photos as in a mirror.
+    validations; `images` are made where no `data` are named, 0 for new ones in each batch, `held`
+    those to measure it on; `size` is that of the square that photos are scaled into; `names` are
+    those of the classes; flip 1 shows half of the photos as in a mirror.
     """
 
     steps: int = 1000
@@ -53,6 +55,13 @@ class Settings(run_file.Counted):
     def trained_on(self) -> Scenes:
         """The scenes to train on."""
         return scenes.read(Path(self.data)) if self.data else made.made(self.images, self.seed)
+
+    def batches(self, given: Scenes) -> NumberedBatches:
+        """Batches of scenes, of new ones where none are given."""
+        if not given.scenes:
+            return FreshScenes(self.batch_size, self.every, self.seed)
+        flip = bool(self.flip)
+        return SceneLoader(given, self.size, self.batch_size, self.every, self.seed, flip=flip)
 
     def held_out(self) -> Scenes:
         """The scenes to measure it on."""
@@ -88,14 +97,14 @@ def run(options: argparse.Namespace, ctx: Context | None) -> None:
         settings = _chosen(given)
         trained_on = settings.trained_on()
         settings = replace(settings, names=trained_on.names)
-    if not trained_on.scenes or not trained_on.names:
+    if settings.data and not (trained_on.scenes and trained_on.names):
         raise DataError(f"{settings.data} has no object to train on")
     held = settings.held_out()
-    print(f"{len(trained_on.scenes)} photos to train on, {len(held.scenes)} held out,", end=" ")
+    count = len(trained_on.scenes) or "new"
+    print(f"{count} photos to train on, {len(held.scenes)} held out,", end=" ")
     print(f"{len(settings.names)} classes", flush=True)
-    size, batch, seed = settings.size, settings.batch_size, settings.seed
-    data = SceneLoader(trained_on, size, batch, settings.every, seed, flip=bool(settings.flip))
-    validation = SceneLoader(held, size, batch, _VALIDATED, augment=False)
+    data = settings.batches(trained_on)
+    validation = SceneLoader(held, settings.size, settings.batch_size, _VALIDATED, augment=False)
     model = settings.build_model()
     if not options.resume:
         run_file.write(folder, settings)
@@ -133,6 +142,11 @@ def _chosen(given: dict[str, Any]) -> Settings:
         raise UsageError(f"--size {settings.size} is no multiple of {STRIDES[-1]} pixels")
     if settings.width % 8:
         raise UsageError(f"--width {settings.width} is no multiple of 8 channels")
+    if not settings.data and not settings.images and (settings.size != made.SIDE or settings.flip):
+        raise UsageError(
+            f"--images 0 makes scenes of {made.SIDE} pixels that are not mirrored: leave --size "
+            "and --flip out, or make some images"
+        )
     if settings.steps < 2:
         raise UsageError("--steps 1 leaves no time for the rate to rise and fall: use 2 or more")
     return settings

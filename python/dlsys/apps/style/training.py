@@ -28,6 +28,7 @@ Array = np.ndarray[Any, Any]
 _VALIDATED = 4  # batches of the photos held out, the same each time
 _END = 1 / 50  # of the highest rate, where its cosine ends
 _LONGEST = 640  # pixels of the longer side of a photo that patches are cut from
+_SMALLER = 2**-0.5  # of that, again and again: patches of whole photos and of their details
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,16 @@ def _chosen(given: dict[str, Any]) -> Settings:
 
 
 def _patches(settings: Settings, paths: Sequence[Path], steps: int) -> Patches:
-    photos = [read(path, _LONGEST) for path in paths]
+    photos = [photo for path in paths for photo in sizes(path, settings.patch)]
     return Patches(photos, settings.patch, settings.batch_size, steps, settings.seed)
+
+
+def sizes(path: Path, smallest: int) -> list[Array]:
+    """A photo in several sizes, as far as a patch is a part of them."""
+    found = [read(path, _LONGEST)]
+    while min(found[-1].shape[:2]) * _SMALLER >= smallest:
+        found.append(read(path, round(max(found[-1].shape[:2]) * _SMALLER)))
+    return found
 
 
 def _absolute(path: Path) -> str:

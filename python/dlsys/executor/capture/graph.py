@@ -24,7 +24,14 @@ from ..plan.arena import aligned
 from ..plan.memory import Step
 from ..run.tables import Segment
 from .hazards import MAX_STEPS, Access, Range, dependencies, serialize_large
-from .streams import GraphStreams, assign_streams, chained, one_stream, ready_inputs
+from .streams import (
+    GraphStreams,
+    assign_streams,
+    chained,
+    one_stream,
+    ready_inputs,
+    wait_for_all,
+)  # fmt: skip
 
 _MOST_RUNS = 32  # runs in one unrolled graph: twice as many gain nothing more
 _MOST_NODES = 160  # of an unrolled graph: longer ones hardly notice the pause between two launches
@@ -144,7 +151,10 @@ def streams_of(
         first = int(bool(inputs.count))
         apart = [k for k, (_, step) in enumerate(tasks, first) if step.node.op.communicates]
         direct = serialize_large(dependencies(accesses), accesses, apart)
-        found = assign_streams(chained(direct, apart), settings.streams, apart)
+        wait_for_all(direct, [k for k in apart if tasks[k - first][1].node.attrs.get("behind")][:1])
+        # What a sum waits for is best the first to go on, so that it is the first to be done.
+        touched = [sum(b - a for side in x for a, b in side) for x in accesses] if apart else ()
+        found = assign_streams(chained(direct, apart), settings.streams, apart, touched)
         read: list[list[Range]] = [[]] * bool(inputs.count)
         read += [[*map(segment.table.bytes_of, step.inputs)] for segment, step in tasks]
         read += [[]] * bool(outputs.count)

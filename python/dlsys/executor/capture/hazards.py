@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ...graph.node import Node
 from ..plan.memory import Buffer, Plan, Step, is_step
+from .joined import join_buckets
 
 LARGE = 8 << 20  # bytes from which a kernel fills the chip: a parallel one only slows both
 # Steps of a program whose dependencies are analyzed, which takes as many bits as their square;
@@ -90,7 +91,7 @@ class ParallelLifetimes:
 
     def extend(self, plan: Plan) -> None:
         """Extends the lives of small buffers, within the window, up to the last step that makes
-        something and could run before all that touched them are done.
+        something and could run before all that touched them are done; and joins those of buckets.
         """
         inside = [buffer for buffer in plan.buffers if buffer.kind == "arena"]
         begins = sorted({buffer.first for buffer in inside})
@@ -104,6 +105,7 @@ class ParallelLifetimes:
                 if touched & ~self._order.ancestors[step]:
                     buffer.last = step
                     break
+        join_buckets(plan)
 
 
 def lifetimes_of(order: Iterable[Node], window: int = _WINDOW) -> ParallelLifetimes | None:

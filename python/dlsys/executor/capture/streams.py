@@ -77,13 +77,24 @@ def chained(dependencies: Sequence[list[int]], tasks: Sequence[int]) -> list[lis
     return ordered
 
 
+def wait_for_all(dependencies: list[list[int]], tasks: Sequence[int]) -> None:
+    """Adds dependencies of each of these tasks on all tasks before it."""
+    for k in tasks:
+        last = set(range(k)).difference(*dependencies[:k])
+        dependencies[k] = sorted(last.union(dependencies[k]), reverse=True)
+
+
 def assign_streams(
-    dependencies: Sequence[Sequence[int]], limit: int, apart: Sequence[int] = ()
+    dependencies: Sequence[Sequence[int]],
+    limit: int,
+    apart: Sequence[int] = (),
+    nbytes: Sequence[int] = (),
 ) -> GraphStreams:
     """Puts tasks into at most `limit` streams, given the dependencies of each; and those `apart`,
-    each of which depends on the one before, into one more, which has nothing else.
+    each of which depends on the one before, into one more, which has nothing else. `nbytes`, where
+    they are given, are those that each task touches.
     """
-    heirs = _heirs(dependencies, apart)
+    heirs = _heirs(dependencies, apart, nbytes)
     separate = set(apart)
     own_stream = -1
     stream: list[int] = []
@@ -115,18 +126,24 @@ def assign_streams(
     return GraphStreams(stream, waits, max(depth, default=0))
 
 
-def _heirs(dependencies: Sequence[Sequence[int]], apart: Sequence[int]) -> list[int]:
+def _heirs(
+    dependencies: Sequence[Sequence[int]], apart: Sequence[int], nbytes: Sequence[int]
+) -> list[int]:
     """For each task the one that continues its stream: of its dependents, but for those `apart`,
-    the one with the longest path behind it; -1 without any.
+    the one with the longest path behind it, of equals the one that touches the most bytes or else
+    the first; -1 without any.
     """
     separate = set(apart)
     heirs = [-1] * len(dependencies)
     height = [1] * len(dependencies)
+    most = [0] * len(dependencies)  # bytes of the heir
     for k in reversed(range(len(dependencies))):  # so that of equals the first is taken
+        own = nbytes[k] if nbytes else 0
         for earlier in dependencies[k]:
-            if height[k] + 1 >= height[earlier]:
+            if (height[k] + 1, own) >= (height[earlier], most[earlier]):
                 height[earlier] = height[k] + 1
-                heirs[earlier] = heirs[earlier] if k in separate else k
+                if k not in separate:
+                    heirs[earlier], most[earlier] = k, own
     return heirs
 
 

@@ -191,8 +191,9 @@ def _place_step(
             outputs.append(Value(node, spec, taken or _new_buffer(plan, node, spec, now)))
             if taken:
                 taken.unshared += aligned(taken.nbytes)
-    for output in outputs:
-        output.buffer.last = max(output.buffer.last, last_use.get(node, now))
+    for output in outputs:  # one of several is read through a view of its own
+        last = last_use.get(node, now) if op.outputs == 1 else now
+        output.buffer.last = max(output.buffer.last, last)
     made = [] if op.writes else outputs
     step = Step(node, inputs, made, [], kernel_dtype(node, inputs, made))
     for spec in workspace(step):
@@ -231,9 +232,8 @@ def _dying_input(
     """The buffer of an input that nobody needs any more and that an output of this spec may
     overwrite, unless one of the earlier outputs does.
     """
-    if not node.op.inplace:
-        return None
-    for value in inputs:
+    of = node.op.inplace
+    for value in inputs if of is True else [inputs[k] for k in of or ()]:
         buffer = value.buffer
         if buffer.kind != "arena" or buffer.last > now:
             continue

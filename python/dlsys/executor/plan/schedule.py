@@ -37,8 +37,7 @@ def storage_of(node: Node) -> Node:
     index = 0
     while True:
         if node.op.view:
-            index = node.attrs["index"] if node.op.projection else 0
-            node = node.inputs[0]
+            index, node = node.attrs["index"] if node.op.projection else 0, node.inputs[0]
         elif node.op.writes:
             node = node.inputs[node.op.writes[index]]
         else:
@@ -160,8 +159,9 @@ _POSITION = (1 << 40) - 1
 
 def _urgency(node: Node, position: int) -> int:
     """Smaller is sooner: updates, views, what is to run soon, and what has several values or none,
-    then by age; one integer compares faster than a tuple.
+    then by age, last exchanges behind all else and updates by them; one integer compares faster.
     """
-    op = node.op
+    op, sources = node.op, [x.inputs[0] if x.op.projection else x for x in (*node.inputs, node)]
+    sent = [x.number for x in sources if x.attrs.get("behind") or (op.writes and x.op.communicates)]
     computes = not (op.writes or op.view or op.cache_local) and op.outputs == 1
-    return computes << 100 | node.number << 40 | position
+    return (2 if sent else computes) << 100 | max(sent, default=node.number) << 40 | position

@@ -77,6 +77,7 @@ def routes(service: Service) -> APIRouter:
     @router.get("/metrics", response_class=Response, tags=["operation"])
     async def metrics() -> Response:
         """Counts under Triton's names, as Prometheus reads them."""
+        service.settle()
         return Response(service.repository.metrics.text(), media_type=CONTENT_TYPE)
 
     @router.get("/", response_class=HTMLResponse, include_in_schema=False)

@@ -82,7 +82,7 @@ def of_filter_and_bias(
 
 
 def kept(x: Any, f: Any, *rest: Any, bias: bool, adds: bool, relu: bool, padding: Any) -> Any:
-    """Filters of the CPU, which alone keeps them; elsewhere the body runs."""
+    """The store is that of the CPU, which has the largest; a GPU reads the filters themselves."""
     conv = ad.conv2d(x, f, *rest[:bias], padding=padding)
     last = conv + rest[-1] if adds else conv
     last = ad.relu_op(last) if relu else last
@@ -218,7 +218,8 @@ def of_filter_terms(x: Array, dy: Array) -> float:
     return dy.size / max(dy.shape[1], 1)
 
 
-# By Winograd's tiles of 2 by 2 and of 4 by 4, and by packed products.
+# By Winograd's tiles of 2 by 2 and of 4 by 4, and by packed products; on a GPU by slices of K, with
+# rows of quads and without.
 KEPT = tuple(
     Case(
         (x, f, *([(f[0],)] if bias else []), *([y] if adds else [])),
@@ -228,6 +229,8 @@ KEPT = tuple(
         ((1, 32, 7, 7), (48, 32, 3, 3), (1, 48, 7, 7), 1),
         ((2, 32, 30, 30), (48, 32, 3, 3), (2, 48, 30, 30), 1),
         ((1, 48, 9, 5), (32, 48, 1, 1), (1, 32, 9, 5), 0),
+        ((2, 64, 6, 6), (40, 64, 1, 1), (2, 40, 6, 6), 0),
+        ((3, 20, 9, 9), (70, 20, 5, 5), (3, 70, 5, 5), 0),
     )
     for bias, adds, relu in ((True, True, True), (False, True, False), (True, False, False))
 )

@@ -1,0 +1,247 @@
+// quantized_matmul_chain: the quantized linear layers at a network's end for a few rows, in one
+// launch, with the bits of quantized_matmul. One cluster of blocks makes them: a block makes every
+// eighth panel of 16 outputs of a large layer, and its first block all of a small one behind that,
+// as gemm/matvec_chain.cu does; outputs of others are read from distributed shared memory.
+// The weights of all layers come to shared memory (cp.async), before the predecessor on the stream
+// has ended where it does not write them. Warps share a panel: half of its columns and a part of
+// the inputs each, by mma of bytes, of whose sixteen rows at most eight are used. Latency limits
+// it.
+#include <algorithm>
+
+#include "cuda/quantized/mma.cuh"
+#include "cuda/runtime/beside.cuh"
+#include "cuda/runtime/context.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace {
+
+constexpr int kMostLayers = 4, kMostRows = 8, kCluster = 8;
+constexpr int kPanel = 16, kQuad = 4;      // outputs of a panel, inputs of a word
+constexpr int kParts = kThreads / 32 / 2;  // of the inputs, among warps
+constexpr int kStepQuads = 8;              // of an mma
+constexpr int kSums = kParts * kMostRows * kPanel;
+constexpr int64_t kMostShared = 48 << 10;  // words
+constexpr int64_t kSmall = 4 << 10;        // words of the weights of a layer of one block
+
+// Where it keeps its weights, and what it writes, in shared memory, in words.
+struct Layer {
+  const uint8_t* w;
+  const int32_t* bias;
+  const float* multiplier;
+  int n, k, quads, panels, zero, low, high, weights_at, biases_at, multipliers_at, outputs_at;
+  int owners;  // the blocks that have panels: panel p is that of block p % owners
+
+  __device__ __forceinline__ int OwnPanels(int rank) const {
+    return rank < owners ? (panels - rank + owners - 1) / owners : 0;
+  }
+};
+
+struct Chain {
+  const uint8_t* x;
+  uint8_t* bytes;  // of the result, or floats
+  float* floats;
+  int m, layers, input_at, pitch;  // pitch: words of a row of the input
+  bool weights_ready;
+  Layer layer[kMostLayers];
+};
+
+__device__ __forceinline__ int Rank() { return (int)blockIdx.x % kCluster; }
+
+// Begins to copy the weights of this block's panels.
+__device__ __forceinline__ void LoadWeights(const Chain& c, uint32_t* shared) {
+  for (int q = 0; q < c.layers; q++) {
+    const Layer& l = c.layer[q];
+    const int of_panel = l.quads * kPanel / 4;  // copies of 16 bytes
+    for (int id = (int)threadIdx.x; id < l.OwnPanels(Rank()) * of_panel; id += kThreads) {
+      const int own = id / of_panel, at = id - own * of_panel;
+      const int64_t panel = Rank() + own * l.owners;
+      CopyAsync16((float*)(shared + l.weights_at + id * 4),
+                  (const float*)(l.w + (panel * of_panel + at) * 16), true);
+    }
+    for (int id = (int)threadIdx.x; id < l.OwnPanels(Rank()) * kPanel; id += kThreads) {
+      const int output = (Rank() + id / kPanel * l.owners) * kPanel + id % kPanel;
+      const bool exists = output < l.n;
+      CopyAsync4((float*)(shared + l.biases_at + id), (const float*)l.bias + (exists ? output : 0),
+                 exists);
+      CopyAsync4((float*)(shared + l.multipliers_at + id), l.multiplier + (exists ? output : 0),
+                 exists);
+    }
+    CloseCopies();
+  }
+}
+
+// Adds this warp's part of the product of the input with a panel to `sums`, (parts, rows, outputs).
+__device__ __forceinline__ void MultiplyPanel(const Chain& c, const Layer& l, const uint32_t* input,
+                                              const uint32_t* weights, int32_t* sums) {
+  const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, part = warp / 2;
+  const int row = lane / 4, col = warp % 2 * 8 + lane / 4;
+  int32_t made[4] = {};
+  for (int quad = part * kStepQuads + lane % 4; quad - lane % 4 < l.quads;
+       quad += kParts * kStepQuads) {
+    const bool near = quad < l.quads, far = quad + 4 < l.quads;
+    const uint32_t* from = input + row * c.pitch + quad;
+    const uint32_t a[4] = {row < c.m && near ? from[0] : 0, 0, row < c.m && far ? from[4] : 0, 0};
+    const uint32_t b[2] = {near ? weights[quad * kPanel + col] : 0,
+                           far ? weights[(quad + 4) * kPanel + col] : 0};
+    MultiplyAddBytes(a, b, made);
+  }
+  int32_t* to = sums + (part * kMostRows + row) * kPanel + warp % 2 * 8 + lane % 4 * 2;
+  to[0] = made[0];
+  to[1] = made[1];
+}
+
+// Requantizes the outputs of a panel: to the result, or, word by word, (outputs, rows) to `to`.
+__device__ __forceinline__ void FinishPanel(const Chain& c, const Layer& l, const uint32_t* shared,
+                                            const int32_t* sums, int own, uint32_t* to) {
+  const int row = (int)threadIdx.x / kPanel, col = (int)threadIdx.x % kPanel;
+  const int output = (Rank() + own * l.owners) * kPanel + col;
+  if (row >= c.m || output >= l.n) return;
+  int32_t sum = (int32_t)shared[l.biases_at + own * kPanel + col];
+#pragma unroll
+  for (int part = 0; part < kParts; part++) sum += sums[(part * kMostRows + row) * kPanel + col];
+  const float scaled = (float)sum * ((const float*)shared)[l.multipliers_at + own * kPanel + col];
+  const float low = (float)(l.low - l.zero), high = (float)(l.high - l.zero);
+  const int64_t at = (int64_t)row * l.n + output;
+  if (!to && c.floats) {
+    c.floats[at] = scaled;
+    return;
+  }
+  const int byte = (int)rintf(fminf(fmaxf(scaled, low), high)) + l.zero;
+  if (to)
+    to[col * c.m + row] = (uint32_t)byte;
+  else
+    c.bytes[at] = (uint8_t)byte;
+}
+
+__device__ __forceinline__ uint8_t* InInput(const Chain& c, uint32_t* input, int row, int k) {
+  return (uint8_t*)(input + row * c.pitch) + k;
+}
+
+__global__ void __launch_bounds__(kThreads) QuantizedChainKernel(const Chain c) {
+  __shared__ int32_t sums[kSums];
+  uint32_t* const shared = DynamicShared<uint32_t>();
+  uint32_t* const input = shared + c.input_at;
+  if (c.weights_ready) LoadWeights(c, shared);
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
+  if (!c.weights_ready) LoadWeights(c, shared);
+  const int first = c.layer[0].k;
+  for (int id = (int)threadIdx.x; id < c.m * first; id += kThreads)
+    *InInput(c, input, id / first, id % first) = c.x[id];
+  WaitForCopies<0>();
+  __syncthreads();
+  for (int q = 0; q < c.layers; q++) {
+    const Layer& l = c.layer[q];
+    const bool last = q + 1 == c.layers;
+    for (int own = 0; own < l.OwnPanels(Rank()); own++) {
+      MultiplyPanel(c, l, input, shared + l.weights_at + own * l.quads * kPanel, sums);
+      __syncthreads();
+      FinishPanel(c, l, shared, sums, own,
+                  last ? nullptr : shared + l.outputs_at + own * kPanel * c.m);
+      __syncthreads();
+    }
+    if (last) break;
+    // All outputs are there, and the input has been read.
+    const int next = c.layer[q + 1].owners;
+    l.owners > 1 || next > 1 ? MeetCluster() : __syncthreads();
+    if (Rank() >= next) continue;
+    for (int id = (int)threadIdx.x; id < c.m * l.n; id += kThreads) {
+      const int row = id / l.n, output = id - row * l.n, panel = output / kPanel;
+      const uint32_t* from =
+          shared + l.outputs_at + (panel / l.owners * kPanel + output % kPanel) * c.m + row;
+      *InInput(c, input, row, output) =
+          (uint8_t)*(const uint32_t*)OfPeer((const float*)from, panel % l.owners);
+    }
+    __syncthreads();
+  }
+  LeaveCluster();
+}
+
+// ---- launchers ----
+
+// Lays out shared memory; returns its words, or 0 where the kernel does not serve such layers, of
+// packed weights and `biases` as long as their outputs.
+int64_t LayOut(int64_t m, int64_t k, const DLArrayList* weights, const DLArrayList* biases,
+               Chain* c) {
+  if (m < 1 || m > kMostRows || weights->count < 2 || weights->count > kMostLayers ||
+      biases->count != weights->count)
+    return 0;
+  int64_t at = 0, longest = 0;
+  c->m = (int)m;
+  c->layers = (int)weights->count;
+  for (int q = 0; q < c->layers; q++) {
+    const DLArray *w = weights->arrays[q], *bias = biases->arrays[q];
+    const int64_t n = bias->ndim == 1 ? bias->shape[0] : 0;
+    const int64_t panels = CeilDiv(n, kPanel), quads = CeilDiv(k, kQuad);
+    const int64_t owners = q > 0 && panels * quads * kPanel <= kSmall ? 1 : kCluster;
+    const int64_t own = CeilDiv(panels, owners);
+    if (n < 1 || k < 1 || w->ndim != 3 || w->shape[0] != panels || w->shape[1] != quads ||
+        w->shape[2] != kPanel * kQuad || own * quads * kPanel > kMostShared || n > kMostShared)
+      return 0;
+    Layer& l = c->layer[q];
+    l.n = (int)n, l.k = (int)k, l.owners = (int)owners, l.panels = (int)panels,
+    l.quads = (int)quads;
+    l.weights_at = (int)at;
+    l.biases_at = (int)(at + own * quads * kPanel);
+    l.multipliers_at = l.biases_at + (int)(own * kPanel);
+    l.outputs_at = l.multipliers_at + (int)(own * kPanel);
+    at += own * kPanel * (quads + 2 + m);
+    longest = std::max(longest, quads);
+    k = n;
+  }
+  c->input_at = (int)RoundUp(at, 4);
+  c->pitch = (int)RoundUp(longest, kStepQuads) + 4;  // rows share no banks
+  const int64_t all = c->input_at + m * c->pitch;
+  return all <= kMostShared ? all : 0;
+}
+
+// zeros, lows, highs: of the results, eight bits a layer.
+void QuantizedMatMulChain(const DLArray* x, const DLArrayList* weights, const DLArrayList* biases,
+                          const DLArrayList* multipliers, int64_t zeros, int64_t lows,
+                          int64_t highs, DLArray* y, DLStream stream) {
+  const char* op = "quantized_matmul_chain";
+  Enter(op, y, x);
+  Chain c{};
+  const int64_t words = x->ndim == 2 ? LayOut(x->shape[0], x->shape[1], weights, biases, &c) : 0;
+  if (!words || multipliers->count != weights->count || y->ndim != 2 || y->shape[0] != c.m ||
+      y->shape[1] != c.layer[c.layers - 1].n)
+    Fail("%s: %ld layers do not take %s to %s", op, (long)weights->count, ShapeText(x).c_str(),
+         ShapeText(y).c_str());
+  c.x = In<uint8_t>(op, x);
+  c.floats = y->dtype == DL_FLOAT32 ? Out(op, y) : nullptr;
+  c.bytes = c.floats ? nullptr : Out<uint8_t>(op, y);
+  for (int q = 0; q < c.layers; q++) {
+    Layer& l = c.layer[q];
+    const DLArray *w = weights->arrays[q], *bias = biases->arrays[q];
+    const DLArray* multiplier = multipliers->arrays[q];
+    Enter(op, y, w, bias, multiplier);
+    if (Numel(multiplier) != l.n || !Aligned16(w->data))
+      Fail("%s: multiplier %s does not fit weights %s, which are aligned to 16 bytes", op,
+           ShapeText(multiplier).c_str(), ShapeText(w).c_str());
+    l.w = In<uint8_t>(op, w);
+    l.bias = In<int32_t>(op, bias);
+    l.multiplier = In(op, multiplier);
+    l.zero = (int)(zeros >> 8 * q & 255);
+    l.low = (int)(lows >> 8 * q & 255);
+    l.high = (int)(highs >> 8 * q & 255);
+  }
+  c.weights_ready = InputsAreReady(1, 3 * c.layers);
+  LaunchBeside(op, QuantizedChainKernel, kCluster, kCluster, kThreads,
+               (size_t)words * sizeof(uint32_t), stream, c);
+}
+
+bool QuantizedMatMulChainFits(const DLArray* x, const DLArrayList* weights,
+                              const DLArrayList* biases, const DLArrayList*, int64_t, int64_t,
+                              int64_t, DLArray* y) {
+  Chain c{};
+  return ComputeMajor(y->ctx.device_id) >= 9 && x->ndim == 2 &&
+         LayOut(x->shape[0], x->shape[1], weights, biases, &c) > 0;
+}
+
+DLSYS_KERNEL(cuda, quantized_matmul_chain, QuantizedMatMulChain);
+DLSYS_FITS(cuda, quantized_matmul_chain, QuantizedMatMulChainFits);
+
+}  // namespace
+}  // namespace cuda
+}  // namespace dlsys
