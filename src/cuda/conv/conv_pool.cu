@@ -353,9 +353,9 @@ int64_t FewShared(const FewImages& t, int side) {
 template <int kKernelW, int kSide>
 void LaunchFew(const char* op, const FewImages& t, unsigned images, int device, DLStream stream,
                const float* x, const float* f, const float* bias, float* y, uint8_t* code) {
-  LaunchClusters(op, ConvPoolFewKernel<kKernelW, kSide>, images * t.outputs, 1, kThreads,
-                 FewShared(t, kSide) * sizeof(float), ComputeMajor(device) >= 9, stream, t, x, f,
-                 bias, y, code);
+  LaunchSmall(op, ConvPoolFewKernel<kKernelW, kSide>, images * t.outputs, 1, kThreads,
+              FewShared(t, kSide) * sizeof(float), ComputeMajor(device) >= 9, stream, t, x, f, bias,
+              y, code);
 }
 using FewLauncher = decltype(&LaunchFew<3, 2>);
 constexpr FewLauncher kFew[2][3] = {{LaunchFew<3, 2>, LaunchFew<5, 2>, LaunchFew<7, 2>},
