@@ -309,7 +309,7 @@ class Fusions(unittest.TestCase):
 
     def kernels(self, net: Network, precision: str) -> Counter[str]:
         shapes = {x: value.shape for x, value in net.feeds.items()}
-        with without("mlp_head", "weight_update"):
+        with without("mlp_head", "weight_update", "conv_update"):
             plan = net.executor(self.ctx, precision).plan(shapes)
         return Counter(step.node.op.kernel for step in plan.steps)
 

@@ -75,7 +75,9 @@ class FitsGpuTest(unittest.TestCase):
         weights = [Spec(shape, FLOAT32) for shape in shapes]
         x, logits = Spec((100, shapes[0][0]), FLOAT32), Spec((100, shapes[-1][1]), FLOAT32)
         values = [Spec((100, columns), FLOAT32) for _, columns in shapes[:-1]]
-        name = next(name for device, name, _ in load().index if device == "cuda" and "head" in name)
+        name = next(
+            name for device, name, _ in load().index if device == "cuda" and "mlp_head" in name
+        )
         partials, loss = Spec((512,), INT32), Spec((), FLOAT32)
         options = interface.struct("HeadOptions")()
         given = x, weights, [], logits, partials, options, loss, logits, values, []
