@@ -378,6 +378,12 @@ class Packing(unittest.TestCase):
             for a, b in zip(together, together[1:]):
                 self.assertLessEqual(ends[a], offsets[b])
 
+    ORDERS = {
+        "time": packing._in_time_order,
+        "bytes": lambda spans: packing._largest_first(spans, 0),
+        "bytes x steps": lambda spans: packing._largest_first(spans, 1),
+    }
+
     def spans(self, seed, count, length=20):
         rng = random.Random(seed)
         made = []
@@ -387,19 +393,18 @@ class Packing(unittest.TestCase):
             made.append((nbytes, first, first + rng.randint(0, length)))
         return made
 
-    def test_both_strategies(self):
-        for strategy in (packing._largest_first, packing._in_time_order):
+    def test_every_order(self):
+        for name, strategy in self.ORDERS.items():
             for seed in range(20):
                 spans = self.spans(seed, 100)
-                with self.subTest(strategy=strategy.__name__, seed=seed):
+                with self.subTest(order=name, seed=seed):
                     self.check(spans, *strategy(spans))
 
-    def test_the_better_one_is_taken_and_always_the_same(self):
+    def test_the_best_one_is_taken_and_always_the_same(self):
         for seed in range(10):
             spans = self.spans(seed, 80)
             offsets, top = packing.pack(spans)
-            both = [packing._largest_first(spans)[1], packing._in_time_order(spans)[1]]
-            self.assertEqual(top, min(both))
+            self.assertEqual(top, min(order(spans)[1] for order in self.ORDERS.values()))
             self.assertEqual((offsets, top), packing.pack(spans))
 
     def test_many_spans(self):

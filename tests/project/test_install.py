@@ -192,7 +192,7 @@ class Installed(unittest.TestCase):
             self.run_python("-c", nowhere + program).strip(),
             str(self.checkout / "python/dlsys/__init__.py"),
         )
-        where = "from dlsys.data import paths; print(paths.default_folder('mnist'))"
+        where = "from dlsys.data.formats import paths; print(paths.default_folder('mnist'))"
         self.assertEqual(
             self.run_python("-c", where, **path).strip(), str(self.checkout / "data" / "mnist")
         )

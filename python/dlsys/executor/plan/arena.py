@@ -1,8 +1,6 @@
-"""The arena packer finds offsets for intervals, so that no two that live at the same time overlap.
-
-Two strategies, both deterministic: largest first with best fit (tight, quadratic in the number of
-intervals), and best fit in time order over a list of gaps, which is all that very long programs
-get, and those that it packs as tightly as can be.
+"""The arena packer finds offsets for intervals, so that no two that live at the same time overlap:
+best fit in time order over a list of gaps; where that is not as tight as can be, and the program is
+not very long, in two other orders too, in time quadratic in the number of intervals.
 """
 
 from __future__ import annotations
@@ -31,10 +29,11 @@ def pack(spans: Sequence[Span], share: bool = True) -> tuple[list[int], int]:
         for nbytes, _, _ in spans:
             offsets.append(offsets[-1] + aligned(nbytes))
         return offsets[:-1], offsets[-1]
-    packed = _in_time_order(spans)
-    if len(spans) > _EXACT_LIMIT or packed[1] == largest_live_sum(spans, ALIGNMENT):
-        return packed
-    return min(packed, _largest_first(spans), key=lambda one: one[1])
+    least, packed = largest_live_sum(spans, ALIGNMENT), _in_time_order(spans)
+    for power in (0, 1):
+        if packed[1] > least and len(spans) <= _EXACT_LIMIT:
+            packed = min(packed, _largest_first(spans, power), key=lambda one: one[1])
+    return packed
 
 
 def largest_live_sum(spans: Sequence[Span], alignment: int = 1) -> int:
@@ -47,11 +46,12 @@ def largest_live_sum(spans: Sequence[Span], alignment: int = 1) -> int:
     return max(itertools.accumulate(changes[step] for step in sorted(changes)), default=0)
 
 
-def _largest_first(spans: Sequence[Span]) -> tuple[list[int], int]:
-    """The largest span goes first, each into the smallest gap between those alive with it."""
+def _largest_first(spans: Sequence[Span], power: int) -> tuple[list[int], int]:
+    """The span of the most bytes x steps^power goes first, into the smallest gap of its time."""
     offsets = [0] * len(spans)
+    sizes = [-nbytes * (last - first + 1) ** power for nbytes, first, last in spans]
     placed: list[tuple[int, int, int, int]] = []  # start, end, first step, last step; by address
-    for k in sorted(range(len(spans)), key=lambda k: (-spans[k][0], spans[k][1])):
+    for k in sorted(range(len(spans)), key=lambda k: (sizes[k], spans[k][1])):
         nbytes, (_, first, last) = aligned(spans[k][0]), spans[k]
         covered, smallest, at = 0, math.inf, -1
         for start, end, other_first, other_last in placed:
