@@ -7,6 +7,7 @@ no normalization and no residual, each the only reader of the one before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from ..arguments.kinds import Instance, Int
 from ..arguments.signature import Signature
@@ -16,7 +17,7 @@ from ..passes.pipeline import Options, Pass
 from ..runtime.interface import interface
 from ..runtime.target import Target
 from .body import Body, Fused, close
-from .rewrite import Graph, exchange
+from .rewrite import Graph, chains, exchange
 
 _MOST = 4  # layers
 _CODE_BITS = 8  # of an activation's number
@@ -46,17 +47,10 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     """The fetches over a graph whose chains of matrix-vector products are fused. The graph must be
     the executor's own: its nodes change.
     """
-    graph = Graph(fetches)
     replaced: dict[Node, Node] = {}
-    taken: set[Node] = set()
-    for node in graph.order:
-        if node in taken or not _is_layer(node):
-            continue
-        layers = _chain(graph, node, options.target)
-        if len(layers) > 1:
-            taken.update(layers)
-            with attributed_to(layers[-1]):
-                replaced[layers[-1]] = _made(layers)
+    for layers in chains(Graph(fetches), _is_layer, partial(_fits, options.target), _MOST):
+        with attributed_to(layers[-1]):
+            replaced[layers[-1]] = _made(layers)
     return exchange(fetches, replaced)
 
 
@@ -67,20 +61,7 @@ def _is_layer(node: Node) -> bool:
     return attrs["biased"] and not attrs["normalizes"] and not attrs["adds"]
 
 
-def _chain(graph: Graph, first: Node, target: Target) -> list[Node]:
-    """The longest chain from a layer on that the kernel takes."""
-    layers = [first]
-    while len(layers) < _MOST:
-        user = graph.only_user(layers[-1])
-        if user is None or not _is_layer(user) or user.inputs[0] is not layers[-1]:
-            break
-        if not _fits([*layers, user], target):
-            break
-        layers.append(user)
-    return layers
-
-
-def _fits(layers: list[Node], target: Target) -> bool:
+def _fits(target: Target, layers: list[Node]) -> bool:
     weights, biases = ([layer.inputs[k].spec for layer in layers] for k in (1, 2))
     x, y = layers[0].inputs[0].spec, layers[-1].spec
     return target.fits("matvec_chain", x, weights, biases, _activations(layers), y)

@@ -7,6 +7,7 @@ Pattern: quantized products of matrices, each the only reader of the one before 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from ..arguments.kinds import Instance, Int
 from ..arguments.signature import Signature
@@ -16,7 +17,7 @@ from ..ops.quantize import quantized_matmul_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import Target
 from .body import Body, Fused, close
-from .rewrite import Graph, exchange
+from .rewrite import Graph, chains, exchange
 
 _MOST = 4  # layers
 _NUMBERS = ("zero", "low", "high")  # of a layer's result, a byte each
@@ -49,34 +50,18 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     """The fetches over a graph whose chains of quantized products are fused. The graph must be the
     executor's own: its nodes change.
     """
-    graph = Graph(fetches)
     replaced: dict[Node, Node] = {}
-    taken: set[Node] = set()
-    for node in graph.order:
-        if node.op is not quantized_matmul_op or node in taken:
-            continue
-        layers = _chain(graph, node, options.target)
-        if len(layers) > 1:
-            taken.update(layers)
-            with attributed_to(layers[-1]):
-                replaced[layers[-1]] = _made(layers)
+    for layers in chains(Graph(fetches), _is_layer, partial(_fits, options.target), _MOST):
+        with attributed_to(layers[-1]):
+            replaced[layers[-1]] = _made(layers)
     return exchange(fetches, replaced)
 
 
-def _chain(graph: Graph, first: Node, target: Target) -> list[Node]:
-    """The longest chain from a product on that the kernel takes."""
-    layers = [first]
-    while len(layers) < _MOST:
-        user = graph.only_user(layers[-1])
-        if user is None or user.op is not quantized_matmul_op or user.inputs[0] is not layers[-1]:
-            break
-        if not _fits([*layers, user], target):
-            break
-        layers.append(user)
-    return layers
+def _is_layer(node: Node) -> bool:
+    return node.op is quantized_matmul_op
 
 
-def _fits(layers: list[Node], target: Target) -> bool:
+def _fits(target: Target, layers: list[Node]) -> bool:
     x, *lists = layers[0].inputs[0].spec, *([o.spec for o in part] for part in _operands(layers))
     return target.fits("quantized_matmul_chain", x, *lists, *_numbers(layers), layers[-1].spec)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..graph.node import Node, Op, find_topo_sort, output_op
 
@@ -92,6 +92,31 @@ def value_of(made: Node, index: int, like: Node | None = None) -> Node:
     if like is not None:
         value.stand_for(like)
     return value
+
+
+def chains(
+    graph: Graph,
+    is_layer: Callable[[Node], bool],
+    fits: Callable[[list[Node]], bool],
+    most: int,
+) -> Iterator[list[Node]]:
+    """Rows of 2 to `most` layers, each the only reader of the one before it, by its first input;
+    each row as long as it fits.
+    """
+    taken: set[Node] = set()
+    for first in graph.order:
+        if first in taken or not is_layer(first):
+            continue
+        layers = [first]
+        while len(layers) < most:
+            user = graph.only_user(layers[-1])
+            follows = user is not None and is_layer(user) and user.inputs[0] is layers[-1]
+            if user is None or not follows or not fits([*layers, user]):
+                break
+            layers.append(user)
+        if len(layers) > 1:
+            taken.update(layers)
+            yield layers
 
 
 class Pattern:

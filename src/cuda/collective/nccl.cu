@@ -9,8 +9,8 @@
 #include <cstring>
 
 #include "cuda/runtime/dlopen.cuh"
+#include "cuda/runtime/graph.cuh"
 #include "cuda/runtime/lists.cuh"
-#include "cuda/runtime/priority.cuh"
 #include "runtime/communicator.h"
 
 namespace dlsys {

@@ -15,7 +15,7 @@
 #include "cuda/conv/conv_pool_few.cuh"
 #include "cuda/conv/conv_pool_sparse.cuh"
 #include "cuda/gemm/gemm.cuh"
-#include "cuda/runtime/launch_small.cuh"
+#include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/widened.cuh"
 
 namespace dlsys {

@@ -13,7 +13,7 @@
 #include "cuda/conv/conv_pool.cuh"
 #include "cuda/conv/conv_pool_sparse.cuh"
 #include "cuda/runtime/context.cuh"
-#include "cuda/runtime/launch_small.cuh"
+#include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
 namespace cuda {

@@ -12,7 +12,7 @@
 #include <algorithm>
 
 #include "cuda/conv/conv_pool.cuh"
-#include "cuda/runtime/launch_small.cuh"
+#include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
 namespace cuda {

@@ -14,7 +14,7 @@
 #include "cuda/conv/conv_pool_sparse.cuh"
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/optim/summed_update.cuh"
-#include "cuda/runtime/launch_small.cuh"
+#include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "cuda/runtime/widened.cuh"
 #include "math/optimizer_args.h"

@@ -13,8 +13,8 @@
 #include <algorithm>
 
 #include "cuda/conv/conv.cuh"
-#include "cuda/runtime/beside.cuh"
 #include "cuda/runtime/divisor.cuh"
+#include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
 namespace cuda {

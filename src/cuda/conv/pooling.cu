@@ -6,8 +6,8 @@
 // order, so there are no atomics and the order of summation is fixed.
 #include <algorithm>
 
-#include "cuda/runtime/beside.cuh"
 #include "cuda/runtime/divisor.cuh"
+#include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/widened.cuh"
 #include "math/conv_geometry.h"
 
@@ -330,8 +330,8 @@ void MaxPool2d(const DLArray* x, DLArray* y, DLArray* argmax, Struct<WindowOptio
   auto kernel = Fits32(numel) ? MaxPoolKernel<unsigned> : MaxPoolKernel<int64_t>;
   if (p.Dilated())
     kernel = Fits32(numel) ? DilatedMaxPoolKernel<unsigned> : DilatedMaxPoolKernel<int64_t>;
-  constexpr int64_t kLarge = 2 * kPoolLanes, kFew = int64_t(1)
-                                                    << 20;  // elements, of a window and all
+  constexpr int64_t kLarge = 2 * kPoolLanes;  // elements of a window
+  constexpr int64_t kFew = int64_t{1} << 20;  // of all
   if (!p.Dilated() && Size(p.window) >= kLarge && numel <= kFew)
     return LaunchBeside(op, LargeMaxPoolKernel, Blocks(numel * kPoolLanes), 1, kThreads, 0, stream,
                         WindowsOf(p), Divisor(p.window.w), In(op, x), Out(op, y),

@@ -11,7 +11,7 @@
 
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/tile.cuh"
-#include "cuda/runtime/launch_small.cuh"
+#include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
 namespace cuda {

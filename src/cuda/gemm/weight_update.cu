@@ -14,7 +14,7 @@
 
 #include "cuda/gemm/kernel.cuh"
 #include "cuda/gemm/uint8.cuh"
-#include "cuda/runtime/launch_small.cuh"
+#include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "math/optimizer_args.h"
 #include "math/optimizer_rules.h"

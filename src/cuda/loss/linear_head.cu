@@ -11,7 +11,7 @@
 
 #include "cuda/gemm/panel.cuh"
 #include "cuda/loss/cross_entropy.cuh"
-#include "cuda/runtime/launch_small.cuh"
+#include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "math/mlp_head.h"
 

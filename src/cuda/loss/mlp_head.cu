@@ -13,7 +13,7 @@
 #include "cuda/gemm/panel.cuh"
 #include "cuda/loss/cross_entropy.cuh"
 #include "cuda/loss/mlp_head_gemm.cuh"
-#include "cuda/runtime/launch_small.cuh"
+#include "cuda/runtime/launch.cuh"
 #include "math/mlp_head.h"
 
 namespace dlsys {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cuda/optim/summed_update.cuh"
-#include "cuda/runtime/launch_small.cuh"
+#include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "math/optimizer_args.h"
 

@@ -8,7 +8,7 @@
 // state. Gradients, or they and parameters, may be of 16 bits: slots and arithmetic are float32.
 // Memory bandwidth limits it.
 #include "cuda/pointwise/quad.cuh"
-#include "cuda/runtime/launch_small.cuh"
+#include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "math/optimizer_args.h"
 

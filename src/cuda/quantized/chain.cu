@@ -9,8 +9,8 @@
 #include <algorithm>
 
 #include "cuda/quantized/mma.cuh"
-#include "cuda/runtime/beside.cuh"
 #include "cuda/runtime/context.cuh"
+#include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
 namespace cuda {

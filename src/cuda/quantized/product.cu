@@ -16,9 +16,9 @@
 
 #include "cuda/quantized/mma.cuh"
 #include "cuda/quantized/rounding.cuh"
-#include "cuda/runtime/beside.cuh"
 #include "cuda/runtime/context.cuh"
 #include "cuda/runtime/divisor.cuh"
+#include "cuda/runtime/launch.cuh"
 #include "math/conv_geometry.h"
 
 namespace dlsys {

@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "cuda/runtime/fault.cuh"
-#include "cuda/runtime/launch_small.cuh"
+#include "cuda/runtime/launch.cuh"
 #include "math/device_batch.h"
 
 namespace dlsys {

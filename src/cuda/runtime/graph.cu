@@ -18,7 +18,6 @@
 #include "cuda/runtime/graph.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/pinned.cuh"
-#include "cuda/runtime/priority.cuh"
 #include "cuda/runtime/stream_order.cuh"
 #include "runtime/counters.h"
 #include "runtime/device.h"

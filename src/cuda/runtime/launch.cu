@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "cuda/runtime/launch.cuh"
-#include "cuda/runtime/launch_small.cuh"
 #include "runtime/counters.h"
 
 namespace dlsys {

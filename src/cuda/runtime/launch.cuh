@@ -77,22 +77,23 @@ inline void Launch(const char* op, void (*kernel)(Params...), unsigned grid, uns
   EndLaunch(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
 }
 
-// Queues a grid of clusters of `cluster` blocks each; more than 1 needs sm_90. `pdl` asks for
-// programmatic dependent launch: the kernel has to call GridDependencySynchronize.
+// Asks for as much shared memory, and as little cache, as a multiprocessor can have. It divides one
+// memory into the two anew only when it is idle, so that a kernel that asks for another division
+// than the one that runs there waits for that one's end.
+void PreferShared(const char* op, const void* kernel);
+
+// True where a launch under PDL depends on its predecessor in the stream alone; where it cannot,
+// its edges of a captured graph become programmatic if they may.
+inline bool DependsOnLast(const char* op, bool pdl, DLStream stream) {
+  if (pdl && !allow_pdl) AddProgrammaticEdge(op, Native(stream));
+  return pdl && allow_pdl;
+}
+
+// Queues a grid as the launches below want it.
 template <class... Params, class... Args>
-inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned grid,
-                           unsigned cluster, unsigned block, size_t shared_nbytes, bool pdl,
-                           DLStream stream, Args... args) {
-  if (!BeginLaunch(grid)) return;
-  const bool serialized = pdl && allow_pdl;  // on its predecessor in the stream alone
-  if (pdl && !serialized) AddProgrammaticEdge(op, Native(stream));
-  if (serialized && shared_nbytes > 0) {
-    int device = 0;
-    Check(op, cudaGetDevice(&device));
-    const int64_t on_each = CeilDiv(grid, Multiprocessors(device));
-    if (!RegistersHold(op, (const void*)kernel, block, on_each))
-      shared_nbytes = SpreadOut(op, grid, shared_nbytes);
-  }
+inline void QueueGrid(const char* op, void (*kernel)(Params...), unsigned grid, unsigned cluster,
+                      unsigned block, size_t shared_nbytes, bool serialized, DLStream stream,
+                      Args... args) {
   AllowShared(op, (const void*)kernel, shared_nbytes);
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -104,6 +105,48 @@ inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned g
   config.attrs = cluster > 1 ? attributes : attributes + 1;
   config.numAttrs = (cluster > 1 ? 1 : 0) + (serialized ? 1 : 0);
   EndLaunch(op, cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
+}
+
+// Queues a grid of clusters of `cluster` blocks each; more than 1 needs sm_90. `pdl` asks for
+// programmatic dependent launch: the kernel has to call GridDependencySynchronize.
+template <class... Params, class... Args>
+inline void LaunchClusters(const char* op, void (*kernel)(Params...), unsigned grid,
+                           unsigned cluster, unsigned block, size_t shared_nbytes, bool pdl,
+                           DLStream stream, Args... args) {
+  if (!BeginLaunch(grid)) return;
+  const bool serialized = DependsOnLast(op, pdl, stream);
+  if (serialized && shared_nbytes > 0) {
+    int device = 0;
+    Check(op, cudaGetDevice(&device));
+    const int64_t on_each = CeilDiv(grid, Multiprocessors(device));
+    if (!RegistersHold(op, (const void*)kernel, block, on_each))
+      shared_nbytes = SpreadOut(op, grid, shared_nbytes);
+  }
+  QueueGrid(op, kernel, grid, cluster, block, shared_nbytes, serialized, stream, args...);
+}
+
+// The same of a grid that leaves most of each multiprocessor idle, beside which kernels of other
+// branches of a captured graph run. Larger grids keep the driver's division of a multiprocessor's
+// memory, for the cache serves them.
+template <class... Params, class... Args>
+inline void LaunchSmall(const char* op, void (*kernel)(Params...), unsigned grid, unsigned cluster,
+                        unsigned block, size_t shared_nbytes, bool pdl, DLStream stream,
+                        Args... args) {
+  if (grid) PreferShared(op, (const void*)kernel);
+  LaunchClusters(op, kernel, grid, cluster, block, shared_nbytes, pdl, stream, args...);
+}
+
+// The same of short kernels of few blocks in a row, as inference has, under PDL where the device
+// has it: blocks are not spread out, so that those of the next kernel come beside those that still
+// run, and bring what they may read ahead.
+template <class... Params, class... Args>
+inline void LaunchBeside(const char* op, void (*kernel)(Params...), unsigned grid, unsigned cluster,
+                         unsigned block, size_t shared_nbytes, DLStream stream, Args... args) {
+  if (!BeginLaunch(grid)) return;
+  int device = 0;
+  Check(op, cudaGetDevice(&device));
+  const bool serialized = DependsOnLast(op, ComputeMajor(device) >= 9, stream);
+  QueueGrid(op, kernel, grid, cluster, block, shared_nbytes, serialized, stream, args...);
 }
 
 // The first item of this thread and the step to its next one, for loops over more items than
