@@ -16,8 +16,8 @@ from dlsys import init, nn
 from dlsys.arguments import kinds
 from dlsys.arguments.signature import Signature
 from dlsys.errors import DlsysError, GraphError, ShapeError, SignatureError
-from dlsys.fusion import body as fused
-from dlsys.fusion.conv_pool_operators import Geometry
+from dlsys.fusion.shared import body as fused
+from dlsys.fusion.shared.conv_pool_operators import Geometry
 from dlsys.graph.node import output_op
 from dlsys.ops.conv.geometry import IntPair, Windows
 from dlsys.ops.indexing import Key

@@ -12,7 +12,7 @@ import dlsys as dl
 from dlsys import autodiff as ad
 from dlsys.eager.device import engine_of
 from dlsys.eager.tensor import Tensor
-from dlsys.fusion.body import Fused
+from dlsys.fusion.shared.body import Fused
 from dlsys.ndarray import cpu, gpu
 from dlsys.runtime.device import Context, unavailable
 from dlsys.runtime.target import target_of

@@ -16,7 +16,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import optim
-from dlsys.fusion.body import ACTIVATIONS
+from dlsys.fusion.shared.body import ACTIVATIONS
 from dlsys.graph.node import Node
 from dlsys.passes.pipeline import Pass
 from dlsys.runtime.device import Context

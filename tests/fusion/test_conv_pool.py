@@ -12,7 +12,7 @@ from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import KernelError
 from dlsys.executor.debug.check import call_kernel
-from dlsys.fusion.conv_pool_operators import CUT, ConvPoolOp
+from dlsys.fusion.shared.conv_pool_operators import CUT, ConvPoolOp
 from dlsys.runtime.device import Context, cpu, gpu
 from support.devices import native_contexts, on_native_devices, require
 from support.fusion import require_fusion, without

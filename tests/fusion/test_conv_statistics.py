@@ -18,7 +18,7 @@ from dlsys.dtypes import FLOAT16, FLOAT32, ROUNDING, bfloat16, rounded
 from dlsys.errors import NotApplicableError
 from dlsys.fusion.channels_last import LAST
 from dlsys.fusion.gradient_sums import gradient_sums_ops
-from dlsys.fusion.image_operators import filter_gradient_channels_last_op
+from dlsys.fusion.shared.image_operators import filter_gradient_channels_last_op
 from dlsys.graph.node import Node
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops.conv.convolution import convolution_op

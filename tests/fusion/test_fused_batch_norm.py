@@ -13,7 +13,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.errors import KernelError
-from dlsys.fusion.rewrite import exchange
+from dlsys.fusion.shared.rewrite import exchange
 from dlsys.graph.node import Node
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops import activation

@@ -14,7 +14,7 @@ from dlsys import functional as F
 from dlsys import nn, optim
 from dlsys.errors import KernelError
 from dlsys.executor.plan.memory import Plan
-from dlsys.fusion.rewrite import exchange
+from dlsys.fusion.shared.rewrite import exchange
 from dlsys.graph.node import Node
 from dlsys.ndarray import array, empty, launch
 from dlsys.runtime.device import gpu

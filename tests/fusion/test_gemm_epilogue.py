@@ -14,7 +14,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import GraphError
-from dlsys.fusion.body import ACTIVATIONS
+from dlsys.fusion.shared.body import ACTIVATIONS
 from dlsys.graph.node import Node, find_topo_sort
 from dlsys.passes.precision import set_precision
 from dlsys.runtime.device import Context, cpu, gpu

@@ -7,8 +7,8 @@ import unittest
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.fusion.body import Fused, close
-from dlsys.fusion.rewrite import Graph, Pattern
+from dlsys.fusion.shared.body import Fused, close
+from dlsys.fusion.shared.rewrite import Graph, Pattern
 from dlsys.graph.node import Node
 from dlsys.ops.elementwise import add_op, mul_op, relu_op
 from dlsys.ops.indexing import window_op

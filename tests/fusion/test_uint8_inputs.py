@@ -12,7 +12,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import nn, optim
-from dlsys.fusion.update_operators import FusedUpdate
+from dlsys.fusion.shared.update_operators import FusedUpdate
 from dlsys.graph.node import Node
 from fusion.test_weight_update import FLOAT32, fused, parameter, updates
 from support.fusion import GPU

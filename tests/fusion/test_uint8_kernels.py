@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dlsys.errors import KernelError, NotApplicableError
-from dlsys.fusion.body import ACTIVATIONS
-from dlsys.fusion.update_operators import argument
+from dlsys.fusion.shared.body import ACTIVATIONS
+from dlsys.fusion.shared.update_operators import argument
 from dlsys.ndarray import NDArray, array, empty, launch
 from dlsys.ops.optim.rules import RULES
 from dlsys.ops.random.device_batch import ordered

@@ -11,7 +11,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import nn, optim
-from dlsys.fusion.update_operators import FusedUpdate
+from dlsys.fusion.shared.update_operators import FusedUpdate
 from dlsys.fusion.weight_update import MOST_PRODUCTS
 from dlsys.graph.node import Node, find_topo_sort
 from fusion.test_gemm_epilogue import Network

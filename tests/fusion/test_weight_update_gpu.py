@@ -15,7 +15,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.errors import KernelError
-from dlsys.fusion.update_operators import OPERANDS, argument
+from dlsys.fusion.shared.update_operators import OPERANDS, argument
 from dlsys.fusion.weight_update import MOST_PRODUCTS
 from dlsys.ndarray import NDArray, array, empty, launch
 from dlsys.ops.optim.rules import RULES

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dlsys.errors import DeviceError
-from dlsys.fusion.body import ACTIVATIONS
+from dlsys.fusion.shared.body import ACTIVATIONS
 from dlsys.ops.optim.rules import RULES
 from dlsys.runtime.interface import difference, interface
 from dlsys.runtime.interface_text import TEXT

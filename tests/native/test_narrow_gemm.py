@@ -22,7 +22,7 @@ from dlsys import functional as F
 from dlsys import nn
 from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
 from dlsys.errors import DeviceError, NotApplicableError
-from dlsys.fusion.body import ACTIVATIONS, GRADIENTS
+from dlsys.fusion.shared.body import ACTIVATIONS, GRADIENTS
 from dlsys.graph.spec import Spec
 from dlsys.ndarray import array, empty, launch
 from dlsys.rungs import rungs_among

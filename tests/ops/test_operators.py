@@ -18,7 +18,7 @@ from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.dtypes import FLOAT16, ROUNDING, as_dtype, bfloat16, rounded
 from dlsys.errors import DlsysError, GraphError, ShapeError
-from dlsys.fusion.body import Fused
+from dlsys.fusion.shared.body import Fused
 from dlsys.graph.node import output_op
 from dlsys.runtime.device import Context, unavailable
 from dlsys.runtime.library import load

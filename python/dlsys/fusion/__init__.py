@@ -1,7 +1,6 @@
 """Fusions, one file each: the pattern that it looks for, the fused operator with its body, and the
 names of its kernels. Each is a Pass of the pipeline, found by its name FUSION; without any of these
-files every graph computes the same, only slower. They share `body.py` and `rewrite.py`, and, where
-several make or read an operator, the files `…_operators.py`.
+files every graph computes the same, only slower. `shared/` has what they share.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from ..ops.random.sampling import masked_op
 from ..ops.reduce import sum_op
 from ..passes.pipeline import Options, Pass
 from ..settings import settings
-from .rewrite import Graph, exchange, value_of
+from .shared.rewrite import Graph, exchange, value_of
 
 _SCALES = {mul_byconst_op: lambda c: c, div_byconst_op: lambda c: 1 / c}
 

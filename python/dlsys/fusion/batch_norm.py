@@ -29,8 +29,8 @@ from ..ops.norm.batch_norm import (
 )
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import Target
-from .body import ACTIVATIONS, GRADIENTS, close
-from .norm_operators import (
+from .shared.body import ACTIVATIONS, GRADIENTS, close
+from .shared.norm_operators import (
     batch_normalize_map_gradient_op,
     batch_normalize_map_op,
     batch_normalize_map_sums_op,
@@ -38,7 +38,7 @@ from .norm_operators import (
     batch_statistics_single_pass_op,
     relu_sums_ops,
 )
-from .rewrite import Graph, Pattern, exchange, value_of
+from .shared.rewrite import Graph, Pattern, exchange, value_of
 
 _OF_OUTPUT = ("softplus_gradient",)  # relu's is of input and output alike
 

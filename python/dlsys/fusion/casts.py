@@ -16,8 +16,8 @@ from ..graph.node import Node
 from ..graph.spec import FLOAT32
 from ..ops.elementwise import cast_op
 from ..passes.pipeline import Options, Pass
-from .body import Body, Fused, close
-from .rewrite import Graph, exchange, value_of
+from .shared.body import Body, Fused, close
+from .shared.rewrite import Graph, exchange, value_of
 
 
 class Casts(Fused):

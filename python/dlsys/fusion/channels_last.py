@@ -41,15 +41,15 @@ from ..passes.pipeline import Options, Pass
 from ..passes.precision import of_products
 from ..rungs import HEURISTIC
 from ..runtime.target import Target
-from .body import close
-from .image_operators import (
+from .shared.body import close
+from .shared.image_operators import (
     Convolution,
     OverImages,
     conv2d_channels_last_op,
     data_gradient_channels_last_op,
     filter_gradient_channels_last_op,
 )
-from .rewrite import Graph, exchange, value_of
+from .shared.rewrite import Graph, exchange, value_of
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of (N, H, W, C) in (N, C, H, W), and back
 

@@ -31,15 +31,15 @@ from ..ops.reduce import sum_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.interface import interface
 from ..runtime.target import Target
-from .body import close, shaped
-from .conv_pool_operators import (
+from .shared.body import close, shaped
+from .shared.conv_pool_operators import (
     Geometry,
     conv_pool_data_gradient_op,
     conv_pool_filter_bias_gradient_op,
     conv_pool_filter_gradient_op,
     conv_pool_op,
 )
-from .rewrite import Graph, Pattern, exchange, value_of
+from .shared.rewrite import Graph, Pattern, exchange, value_of
 
 _HW = interface.struct("HW")
 

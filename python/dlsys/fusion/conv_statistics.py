@@ -14,9 +14,9 @@ from ..graph.lines import attributed_to
 from ..graph.node import Node
 from ..ops.norm.batch_norm import batch_statistics_op
 from ..passes.pipeline import Options, Pass
-from .body import close
-from .image_operators import Convolution, conv2d_channels_last_op
-from .rewrite import Graph, exchange, strip_views, value_of
+from .shared.body import close
+from .shared.image_operators import Convolution, conv2d_channels_last_op
+from .shared.rewrite import Graph, exchange, strip_views, value_of
 
 conv2d_channels_last_statistics_op = Convolution("conv2d_channels_last_statistics", 3)
 

@@ -32,8 +32,8 @@ from ..ops.loss.cross_entropy import (
 from ..ops.reduce import mean_op, sum_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import Target
-from .body import Body, Fused, close, in_shape, shaped
-from .rewrite import Graph, exchange, strip_views, value_of
+from .shared.body import Body, Fused, close, in_shape, shaped
+from .shared.rewrite import Graph, exchange, strip_views, value_of
 
 WORKSPACE = 512  # int32 by which the kernel's blocks reduce: kMaxPartials and an arrival counter
 

@@ -22,17 +22,8 @@ from ..ops.movement import reshape_op
 from ..ops.reduce import sum_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import Target
-from .body import (
-    ACTIVATIONS,
-    GRADIENTS,
-    Body,
-    FusedGemm,
-    Selected,
-    close,
-    in_shape,
-    shaped,
-)
-from .rewrite import Graph, exchange, strip_views, value_of
+from .shared.body import ACTIVATIONS, GRADIENTS, Body, FusedGemm, Selected, close, in_shape, shaped
+from .shared.rewrite import Graph, exchange, strip_views, value_of
 
 _ACTIVATION = Selected("activation", ACTIVATIONS)
 matmul_bias_op = FusedGemm("matmul_bias", _ACTIVATION)  # activation(A B + bias)

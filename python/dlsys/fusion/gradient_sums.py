@@ -20,9 +20,9 @@ from ..ops.conv.geometry import Windows
 from ..ops.elementwise import add_op
 from ..ops.norm.batch_norm import EPS, batch_normalize_gradient_op, batch_normalize_sums_op
 from ..passes.pipeline import Options, Pass
-from .body import Body, close, in_shape, shaped
-from .image_operators import OverImages, data_gradient_channels_last_op
-from .norm_operators import (
+from .shared.body import Body, close, in_shape, shaped
+from .shared.image_operators import OverImages, data_gradient_channels_last_op
+from .shared.norm_operators import (
     batch_normalize_map_gradient_op,
     batch_normalize_map_op,
     batch_normalize_map_sums_op,
@@ -31,7 +31,7 @@ from .norm_operators import (
     relu_bits_sums_ops,
     with_bits,
 )
-from .rewrite import Graph, exchange, strip_views, value_of
+from .shared.rewrite import Graph, exchange, strip_views, value_of
 
 
 class GradientSums(OverImages):

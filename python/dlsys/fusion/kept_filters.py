@@ -24,8 +24,8 @@ from ..ops.elementwise import add_op, relu_op
 from ..ops.leaf import constant_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import Target
-from .body import Body, Fused, close
-from .rewrite import Graph, exchange
+from .shared.body import Body, Fused, close
+from .shared.rewrite import Graph, exchange
 
 _CONVOLUTIONS = (convolution_op, convolution_bias_op)
 _FLOAT_NBYTES = 4

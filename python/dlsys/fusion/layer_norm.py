@@ -31,8 +31,8 @@ from ..ops.norm.layer_norm import (
 from ..ops.reduce import sum_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import Target
-from .body import Body, Fused, close, in_shape, shaped
-from .rewrite import Graph, exchange, strip_views, value_of
+from .shared.body import Body, Fused, close, in_shape, shaped
+from .shared.rewrite import Graph, exchange, strip_views, value_of
 
 _NORM: dict[str, Any] = {"body": Instance(Body), "centered": Bool(), "eps": EPS}
 

@@ -24,10 +24,10 @@ from ..ops.reduce import sum_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.interface import interface
 from ..runtime.target import Target
-from .body import Body, Fused, close, in_shape
-from .head_operators import HEADS, FusedHead
-from .rewrite import Graph, exchange, strip_views, value_of
-from .update_operators import FusedUpdate, UpdateOfBody
+from .shared.body import Body, Fused, close, in_shape
+from .shared.head_operators import HEADS, FusedHead
+from .shared.rewrite import Graph, exchange, strip_views, value_of
+from .shared.update_operators import FusedUpdate, UpdateOfBody
 
 _KERNELS = dict(zip(HEADS.values(), ("linear_head", "sparse_linear_head")))
 _Layer, _Options = map(interface.struct, ("HeadLayer", "HeadOptions"))

@@ -23,8 +23,8 @@ from ..ops.movement import reshape_op
 from ..ops.norm.layer_norm import EPS, row_normalize_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import Target
-from .body import ACTIVATIONS, Body, Fused, Selected, close, in_shape, shaped
-from .rewrite import Graph, exchange, strip_views
+from .shared.body import ACTIVATIONS, Body, Fused, Selected, close, in_shape, shaped
+from .shared.rewrite import Graph, exchange, strip_views
 
 _ACTIVATION = Selected("activation", ACTIVATIONS)
 

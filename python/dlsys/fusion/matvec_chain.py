@@ -16,8 +16,8 @@ from ..graph.node import Node
 from ..passes.pipeline import Options, Pass
 from ..runtime.interface import interface
 from ..runtime.target import Target
-from .body import Body, Fused, close
-from .rewrite import Graph, chains, exchange
+from .shared.body import Body, Fused, close
+from .shared.rewrite import Graph, chains, exchange
 
 _MOST = 4  # layers
 _CODE_BITS = 8  # of an activation's number

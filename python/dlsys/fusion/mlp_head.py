@@ -16,9 +16,9 @@ from ..graph.spec import FLOAT32, Spec
 from ..passes.pipeline import Options, Pass
 from ..runtime.interface import interface
 from ..runtime.target import Target
-from .body import close, in_shape, shaped
-from .head_operators import HEADS, Layer, head_op
-from .rewrite import Graph, exchange, strip_views, value_of
+from .shared.body import close, in_shape, shaped
+from .shared.head_operators import HEADS, Layer, head_op
+from .shared.rewrite import Graph, exchange, strip_views, value_of
 
 LAYERS = ("matmul", "matmul_bias", "matmul_map")
 _Options = interface.struct("HeadOptions")

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from ..graph.lines import attributed_to
 from ..graph.node import Node, find_topo_sort
 from ..passes.pipeline import Options, Pass
-from .rewrite import value_of
+from .shared.rewrite import value_of
 
 
 def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:

@@ -35,7 +35,7 @@ from ..ops.movement import reshape_op, transpose_op
 from ..passes.pipeline import Options, Pass
 from ..passes.simplify import simplify
 from ..settings import settings
-from .rewrite import Graph, exchange, value_of
+from .shared.rewrite import Graph, exchange, value_of
 
 _PACKED: dict[Op, Op] = {
     attention_op: packed_attention_op,

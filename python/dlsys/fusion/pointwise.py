@@ -30,8 +30,8 @@ from ..ops.leaf import full_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.interface import interface
 from ..runtime.target import Target
-from .body import Body, Fused, close, computed
-from .rewrite import Graph, exchange
+from .shared.body import Body, Fused, close, computed
+from .shared.rewrite import Graph, exchange
 
 # At most, of a program.
 INSTRUCTIONS = interface.limits["pointwise_instructions"]

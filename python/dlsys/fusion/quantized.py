@@ -39,7 +39,7 @@ from ..ops.quantize import (
     quantized_max_pool2d_op,
 )
 from ..passes.pipeline import Options, Pass
-from .rewrite import Graph, exchange
+from .shared.rewrite import Graph, exchange
 
 _MOST = 65_000  # inputs of a product: 255 · 127 times as many are below 2^31
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # axes for channels last and back

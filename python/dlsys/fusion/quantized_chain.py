@@ -16,8 +16,8 @@ from ..graph.node import Node
 from ..ops.quantize import quantized_matmul_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import Target
-from .body import Body, Fused, close
-from .rewrite import Graph, chains, exchange
+from .shared.body import Body, Fused, close
+from .shared.rewrite import Graph, chains, exchange
 
 _MOST = 4  # layers
 _NUMBERS = ("zero", "low", "high")  # of a layer's result, a byte each

@@ -26,8 +26,8 @@ from ..ops.quantize import (
 )
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import Target
-from .body import Body, Fused, close
-from .rewrite import Graph, exchange
+from .shared.body import Body, Fused, close
+from .shared.rewrite import Graph, exchange
 
 _POOL = 2  # positions along a side of a window
 _NO_SUM = (0.0, 0.0, 0.0, 0)

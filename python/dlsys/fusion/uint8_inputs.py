@@ -18,8 +18,8 @@ from ..graph.node import Node, Op
 from ..ops.leaf import constant_op
 from ..ops.random.device_batch import shuffled_batch_op, shuffled_rows_op
 from ..passes.pipeline import Options, Pass
-from .body import ACTIVATIONS, Fused, FusedGemm, Selected, close, in_shape, with_uint8
-from .rewrite import Graph, exchange, value_of
+from .shared.body import ACTIVATIONS, Fused, FusedGemm, Selected, close, in_shape, with_uint8
+from .shared.rewrite import Graph, exchange, value_of
 
 # activation(scale · A B) and activation(scale · A B + bias), where A is uint8: the scale is a
 # further input.

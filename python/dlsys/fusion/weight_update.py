@@ -21,15 +21,9 @@ from ..ops.optim.apply import RuleOp
 from ..passes.pipeline import Options, Pass
 from ..runtime.interface import interface
 from ..runtime.target import Target
-from .body import close
-from .rewrite import Graph, exchange
-from .update_operators import (
-    changed_by,
-    fused_update,
-    replaced_update,
-    source_of,
-    states_of,
-)
+from .shared.body import close
+from .shared.rewrite import Graph, exchange
+from .shared.update_operators import changed_by, fused_update, replaced_update, source_of, states_of
 
 MOST_PRODUCTS = interface.limits["weight_update_gemms"]  # that a launch has room for
 

@@ -17,7 +17,7 @@ from ..autodiff import Variable
 from ..errors import DeviceError, KernelError
 from ..executor.tune.microbenchmark import DRAWN, LONG_US, Microbenchmark
 from ..fusion import channels_last
-from ..fusion.body import close
+from ..fusion.shared.body import close
 from ..graph.node import Node
 from ..graph.spec import FLOAT32, Spec
 from ..ops.conv.convolution import convolution_op, data_gradient_op, filter_gradient_op

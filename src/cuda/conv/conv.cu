@@ -2,13 +2,13 @@
 // conv.cuh declares, to one that is named or by the heuristic.
 //
 // x (n, c, in), f (o, c / groups, kernel), y (n, o, out); a gradient has the shape of its array.
-// Results overlap no input. In 16 bits channels_last.cuh computes them, between copies that move
-// the channels last and back, and a rung that is named does in float32.
+// Results overlap no input. In 16 bits channels_last/channels_last.cuh computes them, between
+// copies that move the channels last and back, and a rung that is named does in float32.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
-#include "cuda/conv/channels_last.cuh"
+#include "cuda/conv/channels_last/channels_last.cuh"
 #include "cuda/conv/conv.cuh"
 #include "cuda/runtime/widened.cuh"
 

@@ -5,7 +5,7 @@
 // One launch computes 64 x 64 tiles of all batches over K panels in shared memory, 4 x 4
 // accumulators a thread, limited by FFMA issue. Every element sums in the order of k. Large
 // matrices go one by one to the tiled kernels of kernel.cuh, and all by a rung that is named. Of 16
-// bits one launch of hopper_kernel.cuh computes all, where it can; else this one, in float32.
+// bits one launch of hopper/kernel.cuh computes all, where it can; else this one, in float32.
 #include <algorithm>
 
 #include "cuda/gemm/gemm.cuh"

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.fusion import matvec, matvec_chain
-from dlsys.fusion.body import close
+from dlsys.fusion.shared.body import close
 from dlsys.ops.attention import cached
 from dlsys.ops.norm import layer_norm as norm
 from dlsys.ops.optim import assign

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ...dtypes import is_integral
 from ...errors import NotApplicableError
-from ...fusion.rewrite import exchange
+from ...fusion.shared.rewrite import exchange
 from ...graph.lines import attributed_to
 from ...graph.node import Node, find_topo_sort
 from ...graph.spec import Spec

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from ... import ops
-from ...fusion.body import Fused
+from ...fusion.shared.body import Fused
 from ...graph.node import Op
 
 Emit = Callable[..., Any]

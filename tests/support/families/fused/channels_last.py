@@ -13,8 +13,8 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.fusion import channels_last as fused
-from dlsys.fusion.body import close
 from dlsys.fusion.conv_statistics import conv2d_channels_last_statistics_op
+from dlsys.fusion.shared.body import close
 from dlsys.ops.conv import convolution, pooling
 from dlsys.ops.norm.batch_norm import batch_statistics_op
 from support.families import conv

@@ -11,10 +11,10 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.errors import DlsysError
-from dlsys.fusion import conv_pool_operators as fused_conv
 from dlsys.fusion import kept_filters
-from dlsys.fusion.body import close
-from dlsys.fusion.conv_pool_operators import CUT, Geometry
+from dlsys.fusion.shared import conv_pool_operators as fused_conv
+from dlsys.fusion.shared.body import close
+from dlsys.fusion.shared.conv_pool_operators import CUT, Geometry
 from dlsys.ops.conv import convolution, pooling
 from dlsys.runtime.device import cpu
 from dlsys.runtime.target import target_of

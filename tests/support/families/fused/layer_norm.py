@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dlsys.fusion import layer_norm as fused
-from dlsys.fusion.body import close
+from dlsys.fusion.shared.body import close
 from dlsys.ops import reduce
 from dlsys.ops.norm import layer_norm as norm
 from support.families.norm import (

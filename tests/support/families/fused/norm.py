@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.fusion import norm_operators as fused
-from dlsys.fusion.body import ACTIVATIONS, GRADIENTS, close
+from dlsys.fusion.shared import norm_operators as fused
+from dlsys.fusion.shared.body import ACTIVATIONS, GRADIENTS, close
 from dlsys.ops.norm import batch_norm as norm
 from support.families.fused.gemm import DACTS, FORMULAS, operator
 from support.families.norm import (

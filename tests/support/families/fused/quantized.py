@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dlsys.fusion import quantized_chain, quantized_fused
-from dlsys.fusion.body import close
+from dlsys.fusion.shared.body import close
 from dlsys.ops import movement, quantize
 from support.families.device_batch import pixels
 from support.families.quantize import (

@@ -8,7 +8,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.fusion import uint8_inputs as fused
-from dlsys.fusion.body import ACTIVATIONS, close, with_uint8
+from dlsys.fusion.shared.body import ACTIVATIONS, close, with_uint8
 from dlsys.ops.random import device_batch
 from support.families.device_batch import NEXT, chosen, pixels
 from support.families.fused.gemm import SIZES, linear_formula, linear_scale, operator

@@ -1,0 +1,69 @@
+// Convolution fused with bias, relu and max-pool for a few images, where ConvPoolKernel's blocks of
+// whole images would leave most multiprocessors idle: a block makes one output of one image. It
+// keeps the image's padded channels and one filter in shared memory; a thread accumulates a window
+// over some of the channels, whose sums are added in a fixed order. Filters are read before the
+// predecessor on the stream has ended, where it does not write them. Latency limits it.
+#pragma once
+#include "cuda/conv/conv_pool/conv_pool.cuh"
+
+namespace dlsys {
+namespace cuda {
+
+// Channels in frames of zeros; (down, across) windows; `slices` of `of_slice` channels each.
+struct FewImages {
+  int channels, outputs, kh, kw, down, across, slices, of_slice, filter_numel;
+  Plane plane;  // of a channel
+  Frame frame;
+  bool relu, filters_ready;
+
+  __host__ __device__ int Windows() const { return down * across; }
+};
+
+constexpr int kLoadsAtOnce = 6;  // of a thread
+
+template <int kKernelW, int kSide>
+__global__ void __launch_bounds__(kThreads)
+    ConvPoolFewKernel(const FewImages t, const float* x, const float* f, const float* bias,
+                      float* y, uint8_t* code) {
+  constexpr int kCount = kSide * kSide;
+  float *filter = DynamicShared<float>(), *input = filter + t.filter_numel;
+  const int image = (int)blockIdx.x / t.outputs, output = (int)blockIdx.x % t.outputs;
+  const int rest = t.channels * t.kh * t.kw, windows = t.Windows();
+  const auto load_filter = [&] {
+    for (int k = (int)threadIdx.x; k < rest; k += (int)blockDim.x) filter[k] = f[output * rest + k];
+  };
+  Clear(input, t.channels * t.frame.channel_pitch);
+  if (t.filters_ready) load_filter();
+  __syncthreads();
+  GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
+  if (!t.filters_ready) load_filter();
+  LoadPlanes<kLoadsAtOnce>(x + (int64_t)image * t.channels * t.plane.h * t.plane.w, t.channels,
+                           t.plane, t.frame, input);
+  const float add = bias ? bias[output] : 0.f;
+  __syncthreads();
+  const int slice = (int)threadIdx.x / windows, window = (int)threadIdx.x % windows;
+  const int channel = slice * t.of_slice, i = window / t.across, j = window - i * t.across;
+  float sum[1][kCount] = {};
+  if (slice < t.slices)
+    Correlate<kKernelW, kSide, 1>(
+        input + channel * t.frame.channel_pitch + (i * t.frame.pitch + j) * kSide,
+        min(t.of_slice, t.channels - channel), t.frame, t.kh, t.kw, filter + channel * t.kh * t.kw,
+        1, sum);
+  if (t.slices > 1) {
+    __syncthreads();  // the channels have been read
+    if (slice < t.slices)
+      for (int k = 0; k < kCount; k++) input[(slice * kCount + k) * windows + window] = sum[0][k];
+    __syncthreads();
+    if (slice == 0)
+      for (int s = 1; s < t.slices; s++)
+#pragma unroll
+        for (int k = 0; k < kCount; k++) sum[0][k] += input[(s * kCount + k) * windows + window];
+  }
+  if (slice > 0) return;
+  const int64_t at = (int64_t)blockIdx.x * windows + window;
+  Pool(sum[0], add, t.relu, y + at, code + at);
+}
+
+}  // namespace cuda
+}  // namespace dlsys

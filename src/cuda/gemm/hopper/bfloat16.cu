@@ -1,0 +1,14 @@
+// Kernels of the rung `hopper` of bfloat16: GEMM by wgmma and TMA, in a file of its own since ptxas
+// takes a minute for each element type. hopper/products.cuh has their launches, hopper/kernel.cuh
+// the kernel, its layouts and what limits it.
+#include "cuda/gemm/hopper/products.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace hopper {
+
+template void RunOf<bfloat16>(const char* op, const HopperGemm& gemm, DLStream stream, int tiling);
+
+}  // namespace hopper
+}  // namespace cuda
+}  // namespace dlsys

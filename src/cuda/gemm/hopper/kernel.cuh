@@ -1,0 +1,1245 @@
+// GEMM by wgmma and TMA, for sm_90a: bfloat16, float16, and float32 as tf32 or 3xtf32.
+//
+// Warp specialization: one thread of a producer warpgroup copies operand panels by TMA into a ring
+// of stages in shared memory, two consumer warpgroups multiply them into accumulators in registers.
+// The consumers halve a tile (cooperative), or take tiles in turn, so that one stores while the
+// other multiplies (ping-pong). Blocks are persistent, one a multiprocessor; two of a cluster share
+// the panels of B by multicast. Tiles that would not fill a wave of blocks are laid one behind the
+// other along K and shared equally (stream-K); parts of a tile are added in the order of K: results
+// are deterministic. 3xtf32 runs over K three times, over the upper and lower parts of both
+// operands (Ootomo and Yokota 2022, doi:10.1177/10943420221090256). A consumer's warp makes the
+// epilogue of its own rows; their side comes by TMA while the tile is multiplied. Functions are
+// those of fast_functions.cuh.
+//
+// Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, where B has K in
+// another order (MultiplyPanelsAcross). C is row-major and overlaps nothing but its side, each
+// element of which is read before that of C is stored. Large shapes are limited by the tensor
+// cores' power, K below about 1,000 by the stores of C.
+#pragma once
+#include "cuda/gemm/fast_functions.cuh"
+#include "cuda/runtime/hopper.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/ring.cuh"
+#include "math/epilogue.h"
+
+namespace dlsys {
+namespace cuda {
+namespace hopper {
+
+// A tile of 64 WarpgroupM or, where consumers cooperate, twice as many rows, and TileN columns.
+// What a consumer's epilogue reads and writes goes through StagingN columns of 16 bits in shared
+// memory.
+template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN>
+struct Tiling {
+  static constexpr int kWarpgroupM = WarpgroupM, kTileN = TileN, kCluster = Cluster;
+  static constexpr int kStages = Stages, kStagingN = StagingN;
+  static constexpr bool kPingPong = PingPong;
+  // The compiler would let one product wait for the next where those of ping-pong are many.
+  static constexpr bool kMakesSums = !PingPong;
+  static constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
+  static constexpr int kRows = WarpgroupM * 64;  // of a consumer
+  static constexpr int kTileM = PingPong ? kRows : kConsumers * kRows;
+  static constexpr int kBlocks = TileN / 8;                 // of eight columns
+  static constexpr int kQuads = WarpgroupM * kBlocks;       // of accumulators of a thread
+  static constexpr int kParts = PingPong ? 1 : kConsumers;  // of a tile, by consumer
+  static constexpr int kRowNbytes = 128;                    // of a panel in shared memory, swizzled
+  static constexpr int kPanelA = kTileM * kRowNbytes, kPanelB = TileN * kRowNbytes;
+  static constexpr int kStageNbytes = kPanelA + kPanelB;
+  static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
+  static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
+  // Rows of a column, and of two of 16 bits side by side, that a thread of a consumer reads of what
+  // is staged.
+  template <class E>
+  static constexpr int kStagedN = StagingN * 2 / (int)sizeof(E);
+  template <class E>
+  static constexpr int kMomentsRows = kRows * kStagedN<E> / 128;
+  static constexpr int kSumsRows = kRows * StagingN / 256;
+  static constexpr int kWarps = kConsumers * 4;
+  static constexpr int kAlignment = 1024;  // of the swizzle
+  // Eight rows of ones lie behind the buffers: B of the products that sum rows of A.
+  static constexpr int kOnesAt = Stages * kStageNbytes + kConsumers * kStagingNbytes;
+  static constexpr int kOnesNbytes = 8 * kRowNbytes;
+  static constexpr int kSharedNbytes = kAlignment + kOnesAt + kOnesNbytes;
+  static_assert(kSharedNbytes <= 226 << 10, "227 KB a block, and a few barriers");
+};
+
+// A GEMM, batched, as the kernel sees it; C of batch z is at c + z m n.
+struct Params {
+  int m, n, batch;
+  int k_panels, passes;            // panels along K, and how often it runs over them
+  int row_tiles, col_tiles, band;  // row tiles count clusters; a band of them shares columns in L2
+  // The first tiles, one behind the other along K, are cut into as many equal shares as there are
+  // workers: so many of the clusters. Where a worker begins repeats every so many tiles, by groups.
+  int split_tiles, workers, groups;
+  float4* partial;     // of the parts of tiles
+  unsigned* arrivals;  // zeros, by tile, block of the cluster and consumer
+  void* c;
+  void* before;             // of C's shape: C before its activation, or null
+  const void *bias, *side;  // (n), and of C's shape; or null
+  int activation, gradient;
+  fast::Gate gate;  // of the activation or gradient, where it is one
+  bool aligned;     // rows of C, before, bias and side are at multiples of four elements
+  bool in_boxes;    // and, of 16 bits, those of results where TMA can write them
+  // The sums of A over K in parts (col_tiles, sum_parts, m), of which a tile of C has as many as it
+  // may have splits; or null.
+  float* sums;
+  int sum_parts;
+};
+
+// Where a cluster works: panels [begin, end) of a tile, as one of its splits, which is at `slot` in
+// the memory of parts.
+struct Segment {
+  int tile, begin, end, split, splits, slot;
+};
+
+// The segments of a cluster: its share of the tiles that are split, then every so-many-th of those
+// that are not. Clusters that run together work at the same K, or at as few as may be, and so share
+// panels in L2.
+template <class T>
+class Segments {
+ public:
+  __device__ __forceinline__ explicit Segments(const Params& params)
+      : params_(params),
+        panels_(params.k_panels * params.passes),
+        cluster_(blockIdx.x / T::kCluster),
+        whole_(params.split_tiles + cluster_),
+        at_(ShareOf(cluster_)),
+        end_(ShareOf(cluster_ + 1)) {}
+
+  __device__ __forceinline__ bool Next(Segment& segment) {
+    if (at_ < end_) {
+      const int position = at_ / panels_, in_chain = params_.split_tiles / params_.groups;
+      const int first_panel = position * panels_;
+      const int begin = at_ - first_panel;
+      const int end = min(panels_, begin + end_ - at_);
+      const int first = WorkerAt(first_panel), last = WorkerAt(first_panel + panels_ - 1);
+      segment = {position % in_chain * params_.groups + position / in_chain,
+                 begin,
+                 end,
+                 cluster_ - first,
+                 last - first + 1,
+                 cluster_ + position};
+      at_ += end - begin;
+      return true;
+    }
+    segment = {whole_, 0, panels_, 0, 1, params_.workers + params_.split_tiles + cluster_};
+    whole_ += gridDim.x / T::kCluster;
+    return segment.tile < params_.row_tiles * params_.col_tiles * params_.batch;
+  }
+
+ private:
+  __device__ __forceinline__ int ShareOf(int cluster) const {
+    const int panels = params_.split_tiles * panels_;
+    return cluster < params_.workers ? panels * cluster / params_.workers : panels;
+  }
+  __device__ __forceinline__ int WorkerAt(int panel) const {
+    return ((panel + 1) * params_.workers - 1) / (params_.split_tiles * panels_);
+  }
+
+  const Params& params_;
+  int panels_, cluster_, whole_;
+  int at_, end_;
+};
+
+template <class T>
+__device__ __forceinline__ uint32_t ClusterRankOf() {
+  return T::kCluster > 1 ? ClusterRank() : 0;
+}
+
+// The first row and column of this block's tile, and its batch. Tiles go down the rows of a band,
+// then to the next column.
+struct TileOrigin {
+  int row, col, z;
+};
+template <class T>
+__device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, uint32_t rank) {
+  const int of_batch = params.row_tiles * params.col_tiles, in_batch = tile % of_batch;
+  const int of_band = params.band * params.col_tiles;
+  const int band = in_batch / of_band, in_band = in_batch % of_band;
+  const int height = min(params.band, params.row_tiles - band * params.band);
+  const int row_tile = (band * params.band + in_band % height) * T::kCluster + (int)rank;
+  return {row_tile * T::kTileM, in_band / height * T::kTileN, tile / of_batch};
+}
+
+// ---- the producer ----
+
+// A `Source` says how the panels of both operands are copied and where boxes of C go; its Layout is
+// what it needs beside the tensor maps. It begins at a tile. Without kHasEpilogue there is a bias
+// at most. With two producers, one copies A and one B. This one reads matrices, or batches of them;
+// those of convolutions are in conv/channels_last/sources.cuh.
+
+// What a source has made of the columns of C as it is stored, in boxes; then there is no bias.
+enum class OfColumns {
+  kNothing,
+  // Layout::moments, (groups of kMomentsRows rows, n): means and sums of squared deviations from
+  // them.
+  kMoments,
+  // Of 16 bits, C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not
+  // set. Of it Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x,
+  // of C's shape, and Layout::mean, (n). n is a multiple of 64.
+  kGradientSums
+};
+
+// Copies a panel's rows [0, kRows) to shared memory: one box along K, else boxes of 128 bytes along
+// M or N.
+template <class E, bool kAcross, bool kMulticast, int kRows>
+__device__ __forceinline__ void LoadPanel(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                          int row, int k, int z) {
+  constexpr int kTileK = 128 / (int)sizeof(E);
+  if constexpr (!kAcross) {
+    LoadBox<kMulticast>(to, map, barrier, k, row, z);
+  } else {
+#pragma unroll
+    for (int first = 0; first < kRows; first += kTileK)
+      LoadBox<kMulticast>(to + first * 128, map, barrier, row + first, k, z);
+  }
+}
+
+template <class E, class T, bool kAlongM_, bool kAlongN_>
+class Matrices {
+ public:
+  struct Layout {};
+  static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
+  static constexpr bool kSumsA = kAlongM_ && sizeof(E) == 2;  // where asked to
+  static constexpr OfColumns kOfColumns = OfColumns::kNothing;
+  static constexpr bool kFloatResult = sizeof(E) == 4;
+  static constexpr int kProducers = 1;
+
+  // `first` of a tile's rows of B are copied by another block.
+  __device__ __forceinline__ Matrices(const Params& params, const Layout&, const TileOrigin& origin,
+                                      int first)
+      : params_(params), origin_(origin), col_(origin.col + first) {}
+
+  // Copies a panel to `a` and `b`, or to one of them.
+  template <bool kOfA, bool kOfB>
+  __device__ __forceinline__ void Load(const CUtensorMap* map_a, const CUtensorMap* map_b,
+                                       int panel, uint32_t a, uint32_t b, uint32_t barrier) const {
+    constexpr int kTileK = 128 / (int)sizeof(E);
+    // The passes of 3xtf32: lower A by upper B, upper A by lower B, upper A by upper B.
+    const int pass = panel / params_.k_panels, k = (panel - pass * params_.k_panels) * kTileK;
+    const int z_a = params_.passes > 1 ? pass == 0 : origin_.z;
+    const int z_b = params_.passes > 1 ? pass == 1 : origin_.z;
+    if (kOfA) LoadPanel<E, kAlongM, false, T::kTileM>(a, map_a, barrier, origin_.row, k, z_a);
+    if (kOfB)
+      LoadPanel<E, kAlongN, (T::kCluster > 1), T::kTileN / T::kCluster>(b, map_b, barrier, col_, k,
+                                                                        z_b);
+  }
+
+  static __device__ __forceinline__ void Store(const Layout&, const CUtensorMap* map, uint32_t from,
+                                               int row, int col, int z) {
+    StoreBox(map, from, col, row, z);
+  }
+  // The row of C, among those of all batches, that a row of the product is stored in.
+  static __device__ __forceinline__ int64_t RowOf(const Params& params, const Layout&, int row,
+                                                  int z) {
+    return (int64_t)z * params.m + row;
+  }
+
+ private:
+  const Params& params_;
+  const TileOrigin& origin_;
+  const int col_;
+};
+
+template <class T, class Source, bool kOfA, bool kOfB>
+__device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensorMap* map_b,
+                                        const Params& params, const typename Source::Layout& layout,
+                                        uint32_t memory, uint32_t full, uint32_t empty) {
+  const uint32_t rank = ClusterRankOf<T>();
+  const int first = (int)rank * (T::kTileN / T::kCluster);
+  RingPosition<T::kStages> at;
+  Segments<T> segments(params);
+  for (Segment segment; segments.Next(segment);) {
+    const TileOrigin origin = OriginOf<T>(params, segment.tile, rank);
+    const Source source(params, layout, origin, first);
+    for (int panel = segment.begin; panel < segment.end; panel++, at.Advance()) {
+      const uint32_t a = memory + at.stage * T::kStageNbytes, barrier = full + at.stage * 8;
+      WaitForPhase(empty + at.stage * 8, at.parity ^ 1);
+      if (kOfA) ArriveExpecting(barrier, T::kStageNbytes);
+      source.template Load<kOfA, kOfB>(map_a, map_b, panel, a,
+                                       a + T::kPanelA + first * T::kRowNbytes, barrier);
+    }
+  }
+}
+
+// ---- consumers ----
+
+template <class T>
+using Accumulators = float[T::kWarpgroupM][T::kBlocks][4];
+
+// The sums over K of a consumer's rows of A, as products with ones. The tiles of C that read the
+// same rows take their panels in turn, so that all are equally long.
+template <class E, class T, class Source>
+class RowSums {
+ public:
+  static constexpr bool kMade = Source::kSumsA && T::kMakesSums;
+
+  __device__ __forceinline__ RowSums(const Params& params, uint32_t memory) : params_(params) {
+    if (kMade) ones_ = Descriptor(memory + T::kOnesAt, 16, 1024);
+  }
+  __device__ __forceinline__ void Begin(const Segment& segment, int col) {
+    if (!kMade) return;
+    const int tiles = params_.col_tiles;
+    col_tile_ = col / T::kTileN;
+    wait_ = params_.sums ? (col_tile_ - segment.begin % tiles + tiles) % tiles : INT32_MAX;
+#pragma unroll
+    for (int q = 0; q < 4 * T::kWarpgroupM; q++) d_[q / 4][0][q % 4] = 0.f;
+  }
+  // True where the next panel falls to this tile.
+  __device__ __forceinline__ bool TakesNext() {
+    if (wait_-- > 0) return false;
+    wait_ = params_.col_tiles - 1;
+    return true;
+  }
+  __device__ __forceinline__ void Add(int i, uint64_t of_a) {
+    if constexpr (kMade) MultiplyAdd<E, Source::kAlongM, false>(d_[i], of_a, ones_, true);
+  }
+  // Stores the part of a segment; the last split of a tile clears the parts that it does not have.
+  __device__ __forceinline__ void Store(const Segment& segment, int first_row) const {
+    if (!kMade || !params_.sums || threadIdx.x % 4) return;
+    const int end = segment.split + 1 < segment.splits ? segment.split + 1 : params_.sum_parts;
+    const int row0 = first_row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll 1
+    for (int part = segment.split; part < end; part++) {
+      float* const to =
+          params_.sums + ((int64_t)col_tile_ * params_.sum_parts + part) * params_.m + row0;
+#pragma unroll
+      for (int i = 0; i < 2 * T::kWarpgroupM; i++) {
+        const int row = i / 2 * 64 + i % 2 * 8;
+        if (row0 + row < params_.m) to[row] = part == segment.split ? d_[i / 2][0][i % 2 * 2] : 0.f;
+      }
+    }
+  }
+
+ private:
+  const Params& params_;
+  uint64_t ones_;
+  float d_[T::kWarpgroupM][1][4];
+  int col_tile_, wait_;
+};
+
+// Adds the products of `count` panels, first into zeros. Each stage is released as soon as the
+// products that read it are done; `issued` is called when all are under way.
+template <class E, class T, bool kAlongM, bool kAlongN, class Sums, class Release, class Issued>
+__device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, Sums& sums, int count,
+                                               uint32_t memory, uint32_t full, int first_row,
+                                               RingPosition<T::kStages>& at, Release&& release,
+                                               Issued&& issued) {
+  constexpr int kAcross = 128 / (int)sizeof(E) * T::kRowNbytes;  // a column of boxes
+  int previous = 0;
+  for (int panel = 0; panel < count; panel++, at.Advance()) {
+    const uint32_t a = memory + at.stage * T::kStageNbytes + first_row * T::kRowNbytes;
+    const uint32_t b = memory + at.stage * T::kStageNbytes + T::kPanelA;
+    const auto of_a = [&](int i, int k) {
+      const uint32_t rows = a + i * 64 * T::kRowNbytes;
+      return kAlongM ? Descriptor(rows + k * 2048, kAcross, 1024)
+                     : Descriptor(rows + k * 32, 16, 1024);
+    };
+    WaitForPhase(full + at.stage * 8, at.parity);
+    BeginProducts();
+#pragma unroll
+    for (int k = 0; k < 4; k++) {  // 32 bytes of K, or 16 rows of it
+      const uint64_t of_b =
+          kAlongN ? Descriptor(b + k * 2048, kAcross, 1024) : Descriptor(b + k * 32, 16, 1024);
+#pragma unroll
+      for (int i = 0; i < T::kWarpgroupM; i++)
+        MultiplyAdd<E, kAlongM, kAlongN>(d[i], of_a(i, k), of_b, panel + k > 0);
+    }
+    if (Sums::kMade && sums.TakesNext()) {
+      BeginProducts();
+#pragma unroll
+      for (int q = 0; q < 4 * T::kWarpgroupM; q++) sums.Add(q / 4, of_a(q / 4, q % 4));
+    }
+    CloseProducts();
+    WaitForProducts<1>();
+    if (panel > 0) release(previous);
+    previous = at.stage;
+  }
+  issued();
+  WaitForProducts<0>();
+  release(previous);
+}
+
+// The place in memory of B's element k where A of float32 lies along M: of every eight, those of
+// even k come first.
+__host__ __device__ constexpr int PlaceAcross(int k) { return k / 8 * 8 + k % 2 * 4 + k % 8 / 2; }
+
+// What a thread multiplies at once of a panel of A along M, by blocks of 64 rows and eights of K: a
+// panel where registers allow it, or half of one.
+template <class T>
+constexpr int kEights = T::kTileN <= 64 ? 4 : 2;
+template <class T>
+using Fragments = uint32_t[T::kWarpgroupM][kEights<T>][4];
+
+// The elements of a row and of K from `t` twice on lie in banks of their own, for t from 0 to 3 and
+// eight rows: so wgmma's t is K's 2 t here, and its t + 4 is 2 t + 1.
+template <class T>
+__device__ __forceinline__ void ReadFragments(Fragments<T>& a, const unsigned char* panel,
+                                              int first_row, int first_eight) {
+  constexpr int kRowsOfBox = 32, kBox = kRowsOfBox * 128;  // (K, rows), swizzled
+  const int thread = threadIdx.x % 128;
+  const int row0 = first_row + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+      const int row = row0 + i * 64 + part % 2 * 8, k = thread % 4 * 2 + part / 2;
+      const int quad = row % kRowsOfBox / 4 ^ k;
+      const unsigned char* from =
+          panel + row / kRowsOfBox * kBox + k * 128 + quad * 16 + row % 4 * 4;
+#pragma unroll
+      for (int q = 0; q < kEights<T>; q++)
+        a[i][q][part] = *(const uint32_t*)(from + (first_eight + q) * 1024);
+    }
+  }
+}
+
+// As MultiplyPanels, of float32 with A along M, which wgmma takes from registers alone; they are
+// read while those before are multiplied. B lies along K in the order of PlaceAcross.
+template <class T, class Release, class Issued>
+__device__ __forceinline__ void MultiplyPanelsAcross(Accumulators<T>& d, int count,
+                                                     const unsigned char* shared, uint32_t full,
+                                                     int first_row, RingPosition<T::kStages>& at,
+                                                     Release&& release, Issued&& issued) {
+  Fragments<T> even, odd;
+  int previous = 0;
+  const auto multiply = [&](Fragments<T>& a, int panel, auto first_eight) {
+    constexpr int kFirst = decltype(first_eight)::value;
+    const unsigned char* stage = shared + at.stage * T::kStageNbytes;
+    const uint32_t b = SharedAddress(stage) + T::kPanelA;
+    if (kFirst == 0) WaitForPhase(full + at.stage * 8, at.parity);
+    ReadFragments<T>(a, stage, first_row, kFirst);
+    BeginProducts();
+#pragma unroll
+    for (int q = 0; q < kEights<T>; q++) {
+      const uint64_t of_b = Descriptor(b + (kFirst + q) * 32, 16, 1024);
+#pragma unroll
+      for (int i = 0; i < T::kWarpgroupM; i++)
+        MultiplyAdd<float, false>(d[i], a[i][q], of_b, panel + kFirst + q > 0);
+    }
+    CloseProducts();
+    WaitForProducts<1>();
+    if (kFirst == 0 && panel > 0) release(previous);
+    if (kFirst + kEights<T> < 4) return;
+    previous = at.stage;
+    at.Advance();
+  };
+  constexpr std::integral_constant<int, 0> kBegin;
+  // ptxas has to see that no registers are written whose products may be under way.
+  if constexpr (kEights<T> == 2) {
+    for (int panel = 0; panel < count; panel++) {
+      multiply(even, panel, kBegin);
+      multiply(odd, panel, std::integral_constant<int, 2>());
+    }
+  } else {
+    int panel = 0;
+    for (; panel + 1 < count; panel += 2) {
+      multiply(even, panel, kBegin);
+      multiply(odd, panel + 1, kBegin);
+    }
+    if (panel < count) multiply(even, panel, kBegin);
+  }
+  issued();
+  WaitForProducts<0>();
+  release(previous);
+}
+
+// The same as MultiplyPanels, more exactly: tensor cores cut off what an addition does not hold, so
+// that their error grows with K. A few panels' sums at a time are added by ordinary, rounded
+// additions.
+template <class E, class T, class Sums, class Release>
+__device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, Sums& of_rows,
+                                                      int count, uint32_t memory, uint32_t full,
+                                                      int first_row, RingPosition<T::kStages>& at,
+                                                      Release&& release) {
+  constexpr int kPanels = 8;
+#pragma unroll
+  for (int q = 0; q < T::kWarpgroupM * T::kBlocks; q++) {
+    float (&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
+    x[0] = x[1] = x[2] = x[3] = 0.f;
+  }
+  for (int panel = 0; panel < count; panel += kPanels) {
+    Accumulators<T> d;
+    MultiplyPanels<E, T, false, false>(d, of_rows, min(kPanels, count - panel), memory, full,
+                                       first_row, at, release, [] {});
+#pragma unroll
+    for (int q = 0; q < T::kWarpgroupM * T::kBlocks; q++) {
+      float (&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
+#pragma unroll
+      for (int e = 0; e < 4; e++) x[e] += d[q / T::kBlocks][q % T::kBlocks][e];
+    }
+  }
+}
+
+// ---- the epilogue ----
+
+template <int kCode>
+using Code = std::integral_constant<int, kCode>;
+
+// Two elements of a row, in one register where they are of 16 bits.
+template <class E>
+using Pair = std::conditional_t<sizeof(E) == 2, uint32_t, float2>;
+
+template <class E>
+__device__ __forceinline__ Pair<E> RoundedPair(float x, float y) {
+  if constexpr (sizeof(E) == 2)
+    return Packed<E>(x, y);
+  else
+    return make_float2(x, y);
+}
+template <int kIndex, class E>
+__device__ __forceinline__ float ElementOf(const Pair<E>& pair) {
+  if constexpr (sizeof(E) == 2) {
+    E x;
+    x.bits = (uint16_t)(pair >> 16 * kIndex);
+    return (float)x;
+  } else {
+    return kIndex ? pair.y : pair.x;
+  }
+}
+
+// `valid` elements of a pair exist; `aligned` where it is one access.
+template <class E>
+__device__ __forceinline__ Pair<E> ReadPair(const E* from, bool aligned, int valid) {
+  if (aligned && valid >= 2) return *(const Pair<E>*)from;
+  return RoundedPair<E>(valid > 0 ? (float)from[0] : 0.f, valid > 1 ? (float)from[1] : 0.f);
+}
+template <class E>
+__device__ __forceinline__ void WritePair(E* to, bool aligned, int valid, const Pair<E>& pair) {
+  if (aligned && valid >= 2) {
+    *(Pair<E>*)to = pair;
+    return;
+  }
+  if (valid > 0) to[0] = (E)ElementOf<0, E>(pair);
+  if (valid > 1) to[1] = (E)ElementOf<1, E>(pair);
+}
+
+// Each warp makes the epilogue of its own rows, in boxes of 128 bytes of 16 rows: `side` comes into
+// the warp's buffers by TMA while the tile is multiplied, and results leave them by TMA where they
+// are of 16 bits or their columns are asked about.
+constexpr int kRowsOfBox = 16;
+template <class E, class T, class Source>
+class Boxes {
+ public:
+  static constexpr int kBlocks = 16 / (int)sizeof(E);  // of eight columns, of a box
+  static constexpr int kCount = T::kBlocks / kBlocks;  // of a tile
+  static constexpr int kRowGroups = T::kWarpgroupM;    // of 16 rows of a warp
+  using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
+  static constexpr bool kGradientSums = Source::kOfColumns == OfColumns::kGradientSums;
+  static constexpr bool kStages = sizeof(E) == 2 || Source::kOfColumns != OfColumns::kNothing;
+
+  // `buffers` are those of this warp, with a barrier for each: its side is there.
+  __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
+                                   unsigned char* buffers, uint32_t barriers)
+      : params_(params), layout_(layout), buffers_(buffers), barriers_(barriers) {}
+
+  // Goes on to a tile, and asks for as much of its side as there are buffers.
+  __device__ __forceinline__ void Begin(const TileOrigin& origin, const CUtensorMap* map_side) {
+    origin_ = origin;
+    origin_.row += threadIdx.x % 128 / 32 * 16;
+    if constexpr (kGradientSums) AskForColumns();
+    if (!params_.side) return;
+    if (threadIdx.x % 32 == 0) {
+      WaitForStoresReads();
+#pragma unroll 1
+      for (int index = 0; index < min(kCount, T::kBuffers); index++) Load(map_side, index);
+    }
+    __syncwarp();
+  }
+
+  // Reads the side of box `index`, and asks for that of the box that takes its buffer.
+  __device__ __forceinline__ void ReadSide(const CUtensorMap* map_side, int index, Pairs& side) {
+    static_assert(sizeof(E) == 4 || kCount <= T::kBuffers, "results lie where the side was");
+    WaitForPhase(BarrierOf(loaded_.stage), loaded_.parity);
+    ForPairs([&](int i, int j, int half, int at) {
+      side[i][j][half] = *(const Pair<E>*)(BufferOf(loaded_.stage) + at);
+    });
+    __syncwarp();
+    if (index + T::kBuffers < kCount && threadIdx.x % 32 == 0) Load(map_side, index + T::kBuffers);
+    loaded_.Advance();
+  }
+
+  // Stores box `index` of C or of another array of its shape; staged where its side was, or in the
+  // next buffer.
+  __device__ __forceinline__ void Store(const Pairs& x, const CUtensorMap* map, void* array,
+                                        int index) {
+    const int l = threadIdx.x % 32, col = origin_.col + index * kBlocks * 8;
+    if constexpr (kStages) {
+      unsigned char* const to = NextBuffer(index);
+      Stage(x, to);
+      StoreStaged(to, map, index);
+    } else {
+      const int col0 = col + l % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < 2 * kRowGroups; i++) {
+        const int row = origin_.row + l / 4 + i / 2 * 64 + i % 2 * 8;
+        if (row >= params_.m) continue;
+        E* to = (E*)array + Source::RowOf(params_, layout_, row, origin_.z) * params_.n + col0;
+#pragma unroll
+        for (int j = 0; j < kBlocks; j++)
+          if (col0 + j * 8 < params_.n) *(Pair<E>*)(to + j * 8) = x[i / 2][j][i % 2];
+      }
+    }
+  }
+
+  // The same of 16 bits, in pieces: make(i, j, half, side) is a pair of them, by that of the side,
+  // if there is one. A whole box of both would leave so few registers that each element would wait
+  // for the one before.
+  template <bool kSide, class Make>
+  __device__ __forceinline__ void StorePieces(const CUtensorMap* map, int index, Make&& make) {
+    constexpr int kPiece = 4;  // blocks
+    if (kSide) WaitForPhase(BarrierOf(loaded_.stage), loaded_.parity);
+    if (kSide) loaded_.Advance();
+    unsigned char* const to = NextBuffer(index);
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+      for (int first = 0; first < kBlocks; first += kPiece) {
+        uint32_t x[kPiece][2] = {};
+#pragma unroll
+        for (int k = 0; kSide && k < 2 * kPiece; k++)
+          x[k / 2][k % 2] = *(const uint32_t*)(to + PlaceOf(i, first + k / 2, k % 2));
+#pragma unroll
+        for (int k = 0; k < 2 * kPiece; k++)
+          x[k / 2][k % 2] = make(i, first + k / 2, k % 2, x[k / 2][k % 2]);
+        if (kSide) __syncwarp();  // all have read the side
+#pragma unroll
+        for (int j = 0; j < kPiece; j += 2)
+          StageBlocks(to, i, first + j, {x[j][0], x[j][1], x[j + 1][0], x[j + 1][1]});
+      }
+    }
+    StoreStaged(to, map, index);
+  }
+
+  // Stores the moments of the columns of those boxes that are in the buffers, from `first` on. A
+  // thread goes down a column; deviations are from its first element, which keeps the digits for
+  // any mean.
+  __device__ __forceinline__ void StoreMoments(int first) const {
+    constexpr int kAtOnce = 16, kRows = T::template kMomentsRows<E>,
+                  kCols = T::template kStagedN<E>;
+    const int thread = threadIdx.x % 128, part = thread / kCols;
+    const Staged at(*this, thread % kCols, part * kRows);
+    const int col = origin_.col + first * kBlocks * 8 + thread % kCols;
+    const int row = FirstRow() + part * kRows;
+    const int count = min(kRows, params_.m - row);
+    SyncConsumer();
+    if (count > 0 && col < params_.n) {
+      const float shift = (float)*(const E*)at.Row(0);
+      float sums[2] = {}, squares[2] = {};
+#pragma unroll 1
+      for (int k = 0; k < count; k += kAtOnce) {
+        float d[kAtOnce];
+#pragma unroll
+        for (int e = 0; e < kAtOnce; e++) d[e] = (float)*(const E*)at.Row(k, e) - shift;
+        if (count - k < kAtOnce) {
+#pragma unroll
+          for (int e = 0; e < kAtOnce; e++)
+            if (k + e >= count) d[e] = 0.f;
+        }
+#pragma unroll
+        for (int e = 0; e < kAtOnce; e++)
+          sums[e % 2] += d[e], squares[e % 2] = fmaf(d[e], d[e], squares[e % 2]);
+      }
+      const float sum = sums[0] + sums[1], mean = sum / (float)count;
+      layout_.moments[(int64_t)(row / kRows) * params_.n + col] =
+          make_float2(shift + mean, fmaf(-sum, mean, squares[0] + squares[1]));
+    }
+    SyncConsumer();  // before others write to the buffers
+  }
+
+  // Makes relu's gradient of box `index`.
+  __device__ __forceinline__ void Keep(Pairs& x, int index) const {
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; j++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const uint64_t of_row = bits_[(index * kRowGroups + i) * 2 + half];
+          const uint32_t two =
+              (uint32_t)(of_row >> j / 4 * 32) >> (j % 4 * 8 + threadIdx.x % 4 * 2);
+          x[i][j][half] &= (two & 1) * 0xFFFFu | (two & 2) * 0x7FFF8000u;
+        }
+      }
+    }
+  }
+
+  // Stores the sums over the columns of those boxes that are in the buffers, from `first` on. A
+  // thread goes down two columns. Rows that C has not are zeros.
+  __device__ __forceinline__ void StoreSums(int first) const {
+    constexpr int kPairs = T::kStagingN / 2, kAtOnce = T::kSumsRows < 32 ? T::kSumsRows : 32;
+    const int thread = threadIdx.x % 128, part = thread / kPairs;
+    const Staged at(*this, thread % kPairs * 2, part * T::kSumsRows);
+    const int col = origin_.col + first * kBlocks * 8 + thread % kPairs * 2;
+    const int row = FirstRow() + part * T::kSumsRows;
+    const int count = col < params_.n ? min(T::kSumsRows, params_.m - row) : 0;
+    const E* const column = (const E*)layout_.x + (int64_t)row * params_.n + col;
+    uint32_t x[kAtOnce];
+    const auto read = [&](int k) {
+#pragma unroll
+      for (int e = 0; e < kAtOnce; e++)
+        x[e] = k + e < count ? *(const uint32_t*)(column + (k + e) * params_.n) : 0;
+    };
+    read(0);
+    const float2 mean = count > 0 ? *(const float2*)(layout_.mean + col) : float2{};
+    SyncConsumer();
+    float4 sums{};
+#pragma unroll
+    for (int k = 0; k < T::kSumsRows; k += kAtOnce) {
+      if (k > 0) read(k);
+#pragma unroll
+      for (int e = 0; e < kAtOnce; e++) {
+        const uint32_t c = *(const uint32_t*)at.Row(k + e / 16 * 16, e % 16);
+        const float left = ElementOf<0, E>(c), right = ElementOf<1, E>(c);
+        sums.x = fmaf(left, ElementOf<0, E>(x[e]) - mean.x, sums.x), sums.y += left;
+        sums.z = fmaf(right, ElementOf<1, E>(x[e]) - mean.y, sums.z), sums.w += right;
+      }
+    }
+    if (count > 0)
+      *(float4*)(layout_.sums + (int64_t)(row / T::kSumsRows) * params_.n + col) = sums;
+    SyncConsumer();  // before others write to the buffers
+  }
+
+ private:
+  static constexpr int kNbytes = kRowsOfBox * 128;
+
+  // Where elements of a column are in the buffers of the consumer's warps, from a row on that is a
+  // multiple of 16.
+  class Staged {
+   public:
+    __device__ __forceinline__ Staged(const Boxes& boxes, int col, int row)
+        : first_(boxes.buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes +
+                 col / (kBlocks * 8) * kRowGroups * kNbytes + col % kOfChunk * (int)sizeof(E)),
+          row_(row),
+          chunk_(col % (kBlocks * 8) / kOfChunk) {}
+    // Row k + e, where k is a multiple of 16 and e below it.
+    __device__ __forceinline__ const unsigned char* Row(int k, int e = 0) const {
+      k += row_;
+      return first_ + k / 64 * kNbytes + k % 64 / 16 * kWarpNbytes + e * 128 +
+             (chunk_ ^ e % 8) * 16;
+    }
+
+   private:
+    static constexpr int kWarpNbytes = T::kStagingNbytes / 4, kOfChunk = 16 / (int)sizeof(E);
+    const unsigned char* first_;
+    int row_, chunk_;
+  };
+  // Where box `index` is staged, once that may be overwritten.
+  __device__ __forceinline__ unsigned char* NextBuffer(int index) {
+    const int buffer = params_.side ? index : next_;
+    next_ = next_ + 1 == T::kBuffers ? 0 : next_ + 1;
+    if (!params_.side && threadIdx.x % 32 == 0) WaitForStoresReads<T::kBuffers - 1>();
+    __syncwarp();
+    return BufferOf(buffer);
+  }
+  __device__ __forceinline__ void StoreStaged(const unsigned char* staged, const CUtensorMap* map,
+                                              int index) const {
+    LetBulkFollow();
+    __syncwarp();
+    if (threadIdx.x % 32) return;
+    const int col = origin_.col + index * kBlocks * 8;
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++)
+      Source::Store(layout_, map, SharedAddress(staged) + i * kNbytes, origin_.row + i * 64, col,
+                    origin_.z);
+    CloseStores();
+  }
+  // Writes blocks j and j + 1 of 16 bits, of the rows of group i, to a buffer.
+  static __device__ __forceinline__ void StageBlocks(unsigned char* to, int i, int j,
+                                                     const uint32_t (&x)[4]) {
+    const int l = threadIdx.x % 32;
+    StoreMatrices(SharedAddress(to) + i * kNbytes + l % 16 * 128 + ((j + l / 16) ^ l % 8) * 16, x);
+  }
+  // Writes a box to a buffer.
+  __device__ __forceinline__ void Stage(const Pairs& x, unsigned char* to) const {
+    if constexpr (sizeof(E) == 2) {
+#pragma unroll
+      for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+        for (int j = 0; j < kBlocks; j += 2)
+          StageBlocks(to, i, j, {x[i][j][0], x[i][j][1], x[i][j + 1][0], x[i][j + 1][1]});
+      }
+    } else {
+      ForPairs([&](int i, int j, int half, int at) { *(Pair<E>*)(to + at) = x[i][j][half]; });
+    }
+  }
+  // The first row of the consumer's part of the tile.
+  __device__ __forceinline__ int FirstRow() const {
+    return origin_.row - (int)threadIdx.x % 128 / 32 * 16;
+  }
+  static __device__ __forceinline__ void SyncConsumer() {
+    SyncThreads(1 + (int)threadIdx.x / 128, 128);
+  }
+
+  // Reads the bits of this thread's rows, and lets x come into the L2 cache.
+  __device__ __forceinline__ void AskForColumns() {
+    const int l = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < kBits; k++) {
+      const int row = origin_.row + l / 4 + k / 2 % kRowGroups * 64 + k % 2 * 8;
+      const int col = origin_.col + k / 2 / kRowGroups * 64;
+      bits_[k] = row < params_.m && col < params_.n
+                     ? *(const uint64_t*)(layout_.bits + ((int64_t)row * params_.n + col) / 8)
+                     : 0;
+    }
+    constexpr int kLines = T::kTileN / 64;  // of 128 bytes
+    for (int k = threadIdx.x % 128; k < T::kRows * kLines; k += 128) {
+      const int row = FirstRow() + k / kLines, col = origin_.col + k % kLines * 64;
+      if (row < params_.m && col < params_.n)
+        PrefetchToL2((const E*)layout_.x + (int64_t)row * params_.n + col);
+    }
+  }
+
+  __device__ __forceinline__ uint32_t BarrierOf(int buffer) const { return barriers_ + buffer * 8; }
+  __device__ __forceinline__ unsigned char* BufferOf(int buffer) const {
+    return buffers_ + buffer * kRowGroups * kNbytes;
+  }
+  __device__ __forceinline__ void Load(const CUtensorMap* map_side, int index) {
+    const int buffer = index % T::kBuffers, col = origin_.col + index * kBlocks * 8;
+    const uint32_t barrier = BarrierOf(buffer);
+    ArriveExpecting(barrier, kRowGroups * kNbytes);
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++)
+      LoadBox<false>(SharedAddress(BufferOf(buffer)) + i * kNbytes, map_side, barrier, col,
+                     origin_.row + i * 64, origin_.z);
+  }
+  // Where a pair of accumulators is in a buffer.
+  static __device__ __forceinline__ int PlaceOf(int i, int j, int half) {
+    const int l = threadIdx.x % 32;
+    const int row = l / 4 + half * 8, byte = (j * 8 + l % 4 * 2) * (int)sizeof(E);
+    return i * kNbytes + row * 128 + (byte / 16 ^ row % 8) * 16 + byte % 16;
+  }
+  // Calls f with each pair's place among accumulators and in a buffer.
+  template <class F>
+  __device__ __forceinline__ void ForPairs(F&& f) const {
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; j++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) f(i, j, half, PlaceOf(i, j, half));
+      }
+    }
+  }
+
+  const Params& params_;
+  const typename Source::Layout& layout_;
+  unsigned char* const buffers_;
+  const uint32_t barriers_;
+  TileOrigin origin_;
+  RingPosition<(kCount < T::kBuffers ? kCount : T::kBuffers)> loaded_;
+  int next_ = 0;
+  static constexpr int kBits = kGradientSums ? kCount * kRowGroups * 2 : 1;
+  uint64_t bits_[kBits];  // of 64 columns: by box, row group and half
+};
+
+// Calls f with the epilogue's function of an element of side and one of C, and with its code as a
+// type, below 0 that of a gradient. All code is inlined, for a call would make the compiler wait
+// after each wgmma.
+template <class F>
+__device__ __forceinline__ void WithFunction(const Params& params, F&& f) {
+  const auto gate = params.gate;
+  switch (params.activation) {
+    case 1:
+      return f([](float, float x) { return fn::Relu{}(x); }, Code<1>());
+    case 2:
+      return f([](float, float x) { return fast::Logistic(x); }, Code<2>());
+    case 5:
+      return f([](float, float x) { return fast::Gelu(x); }, Code<5>());
+    case 4:
+    case 6:
+      return f([gate](float, float x) { return gate.Of(x); }, Code<6>());
+  }
+  switch (params.gradient) {
+    case 1:
+      return f([](float side, float x) { return fn::ReluGradient{}(side, x); }, Code<-1>());
+    case 3:
+      return f([](float side, float x) { return fast::GeluGradient(side, x); }, Code<-3>());
+    case 2:
+    case 4:
+      return f([gate](float side, float x) { return gate.Gradient(side, x); }, Code<-4>());
+  }
+}
+
+// The bias of a tile's columns, in pairs as a thread holds a row of accumulators.
+template <class E, class T>
+__device__ __forceinline__ void ReadBias(Pair<E> (&bias)[T::kBlocks], const Params& params,
+                                         int col) {
+  col += threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < T::kBlocks; j++)
+    if (col + j * 8 < params.n) bias[j] = *(const Pair<E>*)((const E*)params.bias + col + j * 8);
+}
+
+// Stores a consumer's part of a tile with its epilogue. The loop over boxes is rolled where there
+// is a function, so that there is code for two; accumulators move down to the registers that it
+// reads.
+template <class E, class T, class Source, bool kSide, bool kBefore, bool kRolled, class F>
+__device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
+                                           Boxes<E, T, Source>& boxes, const Params& params,
+                                           const CUtensorMap* map_c, const CUtensorMap* map_other,
+                                           F&& function) {
+  constexpr int kBlocks = Boxes<E, T, Source>::kBlocks, kCount = Boxes<E, T, Source>::kCount;
+  constexpr int kAtOnce = !kRolled ? kCount : kCount < 2 ? 1 : 2;
+  constexpr bool kInPieces = kRolled && sizeof(E) == 2;
+#pragma unroll 1
+  for (int first = 0; first < kCount; first += kAtOnce) {
+#pragma unroll
+    for (int box = 0; box < kAtOnce; box++) {
+      if (Source::kOfColumns == OfColumns::kNothing && params.bias) {
+#pragma unroll
+        for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+          for (int j = 0; j < kBlocks; j++) {
+            float (&v)[4] = d[i][box * kBlocks + j];
+            const float even = ElementOf<0, E>(bias[box * kBlocks + j]);
+            const float odd = ElementOf<1, E>(bias[box * kBlocks + j]);
+            v[0] += even, v[1] += odd, v[2] += even, v[3] += odd;
+          }
+        }
+      }
+      const auto pair_of = [&](int i, int j, int half, const Pair<E>& side, auto&& f) {
+        const float (&v)[4] = d[i][box * kBlocks + j];
+        return RoundedPair<E>(f(ElementOf<0, E>(side), v[2 * half]),
+                              f(ElementOf<1, E>(side), v[2 * half + 1]));
+      };
+      if constexpr (kInPieces) {
+        if (kBefore && params.before)
+          boxes.template StorePieces<false>(
+              map_other, first + box, [&](int i, int j, int half, uint32_t side) {
+                return pair_of(i, j, half, side, [](float, float v) { return v; });
+              });
+        boxes.template StorePieces<kSide>(map_c, first + box,
+                                          [&](int i, int j, int half, uint32_t side) {
+                                            return pair_of(i, j, half, side, function);
+                                          });
+      } else {
+        typename Boxes<E, T, Source>::Pairs side = {}, x;
+        if constexpr (kSide) boxes.ReadSide(map_other, first + box, side);
+#pragma unroll
+        for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+          for (int j = 0; j < kBlocks; j++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+              x[i][j][half] = pair_of(i, j, half, side[i][j][half], function);
+          }
+        }
+        if constexpr (Source::kOfColumns == OfColumns::kGradientSums) boxes.Keep(x, box);
+        boxes.Store(x, map_c, params.c, first + box);
+        if ((box + 1) % T::kBuffers == 0) {
+          if constexpr (Source::kOfColumns == OfColumns::kMoments)
+            boxes.StoreMoments(box + 1 - T::kBuffers);
+          if constexpr (Source::kOfColumns == OfColumns::kGradientSums)
+            boxes.StoreSums(box + 1 - T::kBuffers);
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j + kAtOnce * kBlocks < T::kBlocks; j++) {
+      bias[j] = bias[j + kAtOnce * kBlocks];
+#pragma unroll
+      for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) d[i][j][e] = d[i][j + kAtOnce * kBlocks][e];
+      }
+    }
+  }
+}
+
+template <class E, class T, class Source>
+__device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
+                                          Boxes<E, T, Source>& boxes, const Params& params,
+                                          const CUtensorMap* map_c, const CUtensorMap* map_other) {
+  constexpr bool kHasGradients = sizeof(E) == 4 || Boxes<E, T, Source>::kCount <= T::kBuffers;
+  if constexpr (Source::kOfColumns == OfColumns::kGradientSums && kHasGradients)
+    if (params.side)
+      return StoreBoxes<E, T, Source, true, false, false>(
+          d, bias, boxes, params, map_c, map_other, [](float side, float x) { return side + x; });
+  if (!Source::kHasEpilogue || (!params.activation && !params.gradient))
+    return StoreBoxes<E, T, Source, false, false, false>(d, bias, boxes, params, map_c, map_other,
+                                                         [](float, float x) { return x; });
+  if constexpr (Source::kHasEpilogue)
+    WithFunction(params, [&](auto&& function, auto code) {
+      constexpr bool kActivation = code.value > 0;
+      if constexpr (kActivation)
+        StoreBoxes<E, T, Source, false, sizeof(E) == 2, true>(d, bias, boxes, params, map_c,
+                                                              map_other, function);
+      else if constexpr (kHasGradients)
+        StoreBoxes<E, T, Source, true, false, true>(d, bias, boxes, params, map_c, map_other,
+                                                    function);
+    });
+}
+
+// ---- split-K ----
+
+// Where a part of a tile lies, as consumers hold it: quads of accumulators, by thread.
+template <class T>
+__device__ __forceinline__ float4* PartialOf(const Params& params, int slot, uint32_t rank,
+                                             int part) {
+  const int64_t at = ((int64_t)slot * T::kCluster + rank) * T::kParts + part;
+  return params.partial + at * T::kQuads * 128;
+}
+template <class T>
+__device__ __forceinline__ unsigned* ArrivalsOf(const Params& params, const Segment& segment,
+                                                uint32_t rank, int part) {
+  return params.arrivals + (segment.tile * T::kCluster + (int)rank) * T::kParts + part;
+}
+
+template <class T>
+__device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Params& params,
+                                             const Segment& segment, uint32_t rank, int part,
+                                             int consumer) {
+  const int thread = threadIdx.x % 128;
+  float4* to = PartialOf<T>(params, segment.slot, rank, part) + thread;
+#pragma unroll
+  for (int q = 0; q < T::kQuads; q++) {
+    const float (&x)[4] = d[q / T::kBlocks][q % T::kBlocks];
+    to[q * 128] = make_float4(x[0], x[1], x[2], x[3]);
+  }
+  __threadfence();
+  SyncThreads(1 + consumer, 128);
+  if (thread == 0 && segment.splits > 1) CountUp(ArrivalsOf<T>(params, segment, rank, part));
+}
+
+// Waits until `count` splits of a tile are written.
+__device__ __forceinline__ void WaitForSplits(const unsigned* arrivals, int count, int consumer) {
+  if (threadIdx.x % 128 == 0)
+    while (LoadAcquire(arrivals) < (unsigned)count) __nanosleep(64);
+  SyncThreads(1 + consumer, 128);
+}
+
+// Adds the other splits of a tile to the first, which accumulators hold.
+template <class T>
+__device__ __forceinline__ void AddPartials(Accumulators<T>& d, const Params& params,
+                                            const Segment& segment, uint32_t rank, int part,
+                                            int consumer) {
+  constexpr int kAtOnce = 8;
+  WaitForSplits(ArrivalsOf<T>(params, segment, rank, part), segment.splits - 1, consumer);
+#pragma unroll 1
+  for (int split = 1; split < segment.splits; split++) {
+    const float4* from = PartialOf<T>(params, segment.slot + split, rank, part) + threadIdx.x % 128;
+#pragma unroll
+    for (int first = 0; first < T::kQuads; first += kAtOnce) {
+      float4 v[kAtOnce];
+#pragma unroll
+      for (int q = 0; q < kAtOnce; q++) v[q] = from[(first + q) * 128];
+#pragma unroll
+      for (int q = 0; q < kAtOnce; q++) {
+        float (&x)[4] = d[(first + q) / T::kBlocks][(first + q) % T::kBlocks];
+        x[0] += v[q].x, x[1] += v[q].y, x[2] += v[q].z, x[3] += v[q].w;
+      }
+    }
+  }
+}
+
+// Waits for all splits of a tile, adds one of as many slices of them, and stores it; whole tiles
+// come here as well where rows allow no wide access.
+template <class E, class T, bool kHasEpilogue>
+__device__ __forceinline__ void StoreSlice(const Params& params, const Segment& segment,
+                                           const TileOrigin& origin, uint32_t rank, int part,
+                                           int consumer) {
+  constexpr int kBatch = 4, kItems = T::kQuads * 128;
+  const int thread = threadIdx.x % 128;
+  const unsigned* arrivals = ArrivalsOf<T>(params, segment, rank, part);
+  if (segment.splits > 1)
+    WaitForSplits(arrivals, segment.splits, consumer);
+  else
+    SyncThreads(1 + consumer, 128);
+  const int begin = kItems * segment.split / segment.splits;
+  const int end = kItems * (segment.split + 1) / segment.splits;
+#pragma unroll 1
+  for (int first = begin + thread; first < end; first += kBatch * 128) {
+    float4 sums[kBatch] = {};
+#pragma unroll 4
+    for (int split = 0; split < segment.splits; split++) {
+      const float4* from = PartialOf<T>(params, segment.slot - segment.split + split, rank, part);
+#pragma unroll
+      for (int b = 0; b < kBatch; b++) {
+        const float4 v = from[min(first + b * 128, end - 1)];
+        sums[b].x += v.x, sums[b].y += v.y, sums[b].z += v.z, sums[b].w += v.w;
+      }
+    }
+#pragma unroll 1
+    for (int item = first; item < min(end, first + kBatch * 128); item += 128) {
+      const float4 sum = sums[0];
+#pragma unroll
+      for (int b = 1; b < kBatch; b++) sums[b - 1] = sums[b];
+      const int q = item / 128;
+#pragma unroll 1
+      for (int half = 0; half < 2; half++) {
+        const int row =
+            origin.row + q / T::kBlocks * 64 + item % 128 / 32 * 16 + item % 32 / 4 + half * 8;
+        const int col = origin.col + q % T::kBlocks * 8 + item % 4 * 2, valid = params.n - col;
+        if (valid <= 0 || row >= params.m) continue;
+        const int64_t at = ((int64_t)origin.z * params.m + row) * params.n + col;
+        float x = half ? sum.z : sum.x, y = half ? sum.w : sum.y;
+        if (params.bias) {
+          const Pair<E> bias = ReadPair((const E*)params.bias + col, params.aligned, valid);
+          x += ElementOf<0, E>(bias), y += ElementOf<1, E>(bias);
+        }
+        const auto write = [&](void* to, float a, float b) {
+          WritePair((E*)to + at, params.aligned, valid, RoundedPair<E>(a, b));
+        };
+        if (params.before) write(params.before, x, y);
+        Pair<E> side = {};
+        if (params.side) side = ReadPair((const E*)params.side + at, params.aligned, valid);
+        if constexpr (kHasEpilogue)
+          WithFunction(params, [&](auto&& function, auto) {
+            x = function(ElementOf<0, E>(side), x), y = function(ElementOf<1, E>(side), y);
+          });
+        write(params.c, x, y);
+      }
+    }
+  }
+}
+
+// Of so few splits the first gets the sums of the others, of more each makes a slice.
+constexpr int kMostOwned = 4;
+// True where the cluster that makes the segment stores its tile from registers.
+__device__ __forceinline__ bool IsInBoxes(const Params& params, const Segment& segment) {
+  return params.in_boxes && segment.split == 0 && segment.splits <= kMostOwned;
+}
+
+// Those of a warp of the consumers.
+template <class E, class T, class Source>
+__device__ __forceinline__ Boxes<E, T, Source> BoxesOf(const Params& params,
+                                                       const typename Source::Layout& layout,
+                                                       unsigned char* shared, uint32_t empty,
+                                                       int warp) {
+  return Boxes<E, T, Source>(params, layout,
+                             shared + T::kStages * T::kStageNbytes + warp * (T::kStagingNbytes / 4),
+                             empty + (T::kStages + warp * T::kBuffers) * 8);
+}
+
+template <class E, class T, class Source, bool kExact>
+__device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensorMap* map_other,
+                                        const Params& params, const typename Source::Layout& layout,
+                                        unsigned char* shared, uint32_t full, uint32_t empty) {
+  using R = std::conditional_t<Source::kFloatResult, float, E>;  // of C
+  const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128;
+  const int part = T::kPingPong ? 0 : consumer, first_row = part * T::kRows;  // of a tile
+  const uint32_t rank = ClusterRankOf<T>(), memory = SharedAddress(shared);
+  const auto origin_of = [&](const Segment& segment) {
+    TileOrigin origin = OriginOf<T>(params, segment.tile, rank);
+    origin.row += first_row;
+    return origin;
+  };
+  const auto release = [&](int stage) {
+    if (thread < T::kCluster) ArriveAt(empty + stage * 8, thread);
+  };
+  // Under ping-pong a consumer waits for its turn: it may not be two phases of a stage ahead.
+  constexpr int kTurn = 1 + T::kConsumers;
+  if (T::kPingPong && consumer == 1) ArriveThreads(kTurn, 256);
+  Boxes<R, T, Source> boxes =
+      BoxesOf<R, T, Source>(params, layout, shared, empty, threadIdx.x / 32);
+  Accumulators<T> d;
+  RowSums<E, T, Source> sums(params, memory);
+  Pair<R> bias[T::kBlocks];
+  RingPosition<T::kStages> at;
+  Segments<T> segments(params);
+  Segment segment, next;
+  bool more = segments.Next(next);
+  for (int turn = 0; more; turn++) {
+    segment = next;
+    more = segments.Next(next);
+    const int count = segment.end - segment.begin;
+    if (T::kPingPong && turn % 2 != consumer) {
+      at.Advance(count);
+      continue;
+    }
+    const TileOrigin origin = origin_of(segment);
+    const bool in_boxes = IsInBoxes(params, segment);
+    if (in_boxes) {
+      boxes.Begin(origin, map_other);
+      if (Source::kOfColumns == OfColumns::kNothing && params.bias)
+        ReadBias<R, T>(bias, params, origin.col);
+    }
+    sums.Begin(segment, origin.col);
+    if (T::kPingPong) SyncThreads(kTurn + consumer, 256);
+    const auto issued = [&] {
+      if (T::kPingPong && more) ArriveThreads(kTurn + 1 - consumer, 256);
+    };
+    if constexpr (kExact)
+      MultiplyPanelsExactly<E, T>(d, sums, count, memory, full, first_row, at, release);
+    else if constexpr (sizeof(E) == 4 && Source::kAlongM)
+      MultiplyPanelsAcross<T>(d, count, shared, full, first_row, at, release, issued);
+    else
+      MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, sums, count, memory, full,
+                                                             first_row, at, release, issued);
+    sums.Store(segment, origin.row);
+    if (in_boxes) {
+      if (segment.splits > 1) AddPartials<T>(d, params, segment, rank, part, consumer);
+      StoreTile<R, T, Source>(d, bias, boxes, params, map_c, map_other);
+      continue;
+    }
+    WritePartial<T>(d, params, segment, rank, part, consumer);
+    if (segment.splits == 1)
+      StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin, rank, part, consumer);
+  }
+  WaitForStores();
+  // A cluster has written its splits before it waits for others': the first split of a tile is the
+  // last that it makes.
+  Segments<T> again(params);
+  for (int turn = 0; again.Next(segment) && segment.tile < params.split_tiles; turn++) {
+    const bool is_own = !T::kPingPong || turn % 2 == consumer;
+    if (is_own && segment.splits > 1 && !(params.in_boxes && segment.splits <= kMostOwned))
+      StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin_of(segment), rank, part,
+                                             consumer);
+  }
+}
+
+template <class E, class T, class Source, bool kExact>
+__global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
+    const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+    const __grid_constant__ CUtensorMap map_c, const __grid_constant__ CUtensorMap map_other,
+    const Params params, const __grid_constant__ typename Source::Layout layout) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr int kBoxBarriers = T::kWarps * T::kBuffers;
+  __shared__ __align__(8) uint64_t barriers[2 * T::kStages + kBoxBarriers];
+  unsigned char* shared = DynamicShared<unsigned char>();
+  shared += -SharedAddress(shared) & (T::kAlignment - 1);
+  const uint32_t full = SharedAddress(barriers), empty = full + 8 * T::kStages;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < T::kStages; stage++) {
+      InitBarrier(full + stage * 8, 1);
+      InitBarrier(empty + stage * 8, (T::kPingPong ? 1 : T::kConsumers) * T::kCluster);
+    }
+    for (int k = 0; k < kBoxBarriers; k++) InitBarrier(empty + (T::kStages + k) * 8, 1);
+    PublishBarriers();
+  }
+  if constexpr (RowSums<E, T, Source>::kMade) {
+    if (threadIdx.x < T::kOnesNbytes / 4)
+      ((uint32_t*)(shared + T::kOnesAt))[threadIdx.x] = Packed<E>(1.f, 1.f);
+    LetBulkFollow();
+  }
+  if (T::kCluster > 1)
+    MeetCluster();
+  else
+    __syncthreads();
+  GridDependencySynchronize();
+  if (threadIdx.x / 128 == T::kConsumers) {
+    ReduceRegisters<40>();
+    const auto produce = [&](auto of_a, auto of_b) {
+      Produce<T, Source, decltype(of_a)::value, decltype(of_b)::value>(
+          &map_a, &map_b, params, layout, SharedAddress(shared), full, empty);
+    };
+    const int warp = threadIdx.x / 32 - T::kConsumers * 4, lane = threadIdx.x % 32;
+    if constexpr (Source::kProducers == 1) {
+      if (warp == 0 && lane == 0) produce(std::true_type(), std::true_type());
+    } else {
+      if (warp == 0 && lane == 0) produce(std::true_type(), std::false_type());
+      if (warp == 1 && lane == 0) produce(std::false_type(), std::true_type());
+    }
+  } else {
+    RaiseRegisters<232>();
+    Consume<E, T, Source, kExact>(&map_c, &map_other, params, layout, shared, full, empty);
+  }
+  TriggerProgrammaticLaunch();
+  if (T::kCluster > 1) LeaveCluster();  // peers may still copy to its memory and arrive there
+#endif
+}
+
+}  // namespace hopper
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,134 @@
+// What runs a GEMM by wgmma and TMA: a cost model, whose constants were measured, picks the tiling
+// and how tiles are cut along K. hopper/hopper.cuh has the contract, hopper/kernel.cuh the kernel
+// and what limits it.
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/gemm/hopper/products.cuh"
+
+namespace dlsys {
+namespace cuda {
+
+using namespace hopper;  // NOLINT: this file launches what is in there
+
+namespace {
+
+constexpr double kLaunchUs = 0.9;
+constexpr double kPackUs = 4, kPackNbytesUs = 3.2e6;  // of a copy of an operand
+
+Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
+  const TilingCost& cost = kCosts[index];
+  const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
+  const bool simple = gemm.activation <= 1 && gemm.gradient <= 1;
+  const double epilogue_us = plain ? 0 : simple ? cost.simple_us : cost.fast_us;
+  const TileTime time{cost.tile_m,   cost.tile_n,  cost.cluster, index == kPingPong,
+                      cost.panel_us, cost.tile_us, epilogue_us};
+  return Estimated(time, {gemm.m, gemm.n, PanelsOf(gemm), gemm.batch}, multiprocessors, index);
+}
+
+// True where the tiling has room in shared memory for the side of a tile, which float32 needs not.
+template <size_t... k>
+bool HasRoomForSide(int tiling, std::index_sequence<k...>) {
+  using std::tuple_element_t;
+  constexpr bool kHas[] = {tuple_element_t<k, Tilings>::kTileN <=
+                           tuple_element_t<k, Tilings>::kStagingN...};
+  return kHas[tiling];
+}
+template <size_t... k>
+bool MakesSums(int tiling, std::index_sequence<k...>) {
+  constexpr bool kDoes[] = {std::tuple_element_t<k, Tilings>::kMakesSums...};
+  return kDoes[tiling];
+}
+
+bool HasKernel(const HopperGemm& gemm, int tiling) {
+  constexpr std::make_index_sequence<kHopperTilings> kAll;
+  const bool narrow = gemm.dtype != DL_FLOAT32;
+  if (narrow && HopperMakesSums(gemm) && !MakesSums(tiling, kAll)) return false;
+  if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
+  return gemm.split ? kCosts[tiling].exact : kCosts[tiling].plain;
+}
+
+}  // namespace
+
+Config hopper::BestConfig(const HopperGemm& gemm, int tiling) {
+  const int multiprocessors = Multiprocessors(gemm.ctx.device_id);
+  if (tiling >= 0) return EstimatedOf(gemm, tiling, multiprocessors);
+  Config best{0, 0, 0, INFINITY};
+  for (int k = 0; k < kHopperTilings; k++) {
+    if (!HasKernel(gemm, k)) continue;
+    const Config other = EstimatedOf(gemm, k, multiprocessors);
+    if (other.us < best.us) best = other;
+  }
+  return best;
+}
+
+const char* HopperDeviceError(int device) { return WgmmaError(device); }
+
+const char* HopperError(const HopperGemm& gemm) {
+  constexpr int64_t kMost = int64_t(1) << 30;
+  const char* error = HopperDeviceError(gemm.ctx.device_id);
+  if (*error) return error;
+  if (std::max({gemm.m, gemm.n, gemm.k, gemm.batch}) > kMost)
+    return "it takes at most 2^30 rows and columns";
+  if (gemm.split && gemm.batch > 1) return "in 3xtf32 it takes one product at a time";
+  if (!HopperHasFunction(gemm)) return "it has no code for this activation";
+  return "";
+}
+
+void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
+  if (gemm.m == 0 || gemm.n == 0 || gemm.batch == 0) return;  // a tensor map has no empty extents
+  if (gemm.dtype == DL_FLOAT32) return RunOf<float>(op, gemm, stream, tiling);
+  if (gemm.dtype == DL_BFLOAT16) return RunOf<bfloat16>(op, gemm, stream, tiling);
+  RunOf<float16>(op, gemm, stream, tiling);
+}
+
+double HopperEstimateUs(const HopperGemm& gemm) {
+  const auto pack_us = [&](const void* data, int64_t rows, bool across) {
+    const double nbytes = (double)rows * gemm.k * gemm.batch * DtypeNbytes(gemm.dtype);
+    if (!IsPacked(gemm, data, across, across ? rows : gemm.k)) return 0.;
+    return kPackUs + nbytes * (gemm.split ? 3 : 2) / kPackNbytesUs;
+  };
+  return kLaunchUs + BestConfig(gemm, -1).us + pack_us(gemm.a, gemm.m, gemm.trans_a) +
+         pack_us(gemm.b, gemm.n, !gemm.trans_b);
+}
+
+bool HopperMakesSums(const HopperGemm& gemm) {
+  const bool summed = gemm.sums && gemm.m > 0 && gemm.n > 0 && gemm.k > 0 && gemm.batch == 1;
+  if (gemm.dtype != DL_FLOAT32)
+    return summed && gemm.sums_of_a && gemm.trans_a && !IsPacked(gemm, gemm.a, true, gemm.m);
+  return summed && (gemm.sums_of_a ? IsTransposed(gemm, gemm.a, gemm.trans_a, gemm.m)
+                                   : IsTransposed(gemm, gemm.b, !gemm.trans_b, gemm.n));
+}
+
+bool HopperStoresBoth(const HopperGemm& gemm) {
+  return gemm.dtype != DL_FLOAT32 && HopperHasFunction(gemm);
+}
+
+bool HopperHasFunction(const HopperGemm& gemm) {
+  const bool fast = !gemm.split;
+  switch (gemm.activation) {
+    case 0:
+    case 1:
+      break;
+    case 2:
+    case 4:
+    case 5:
+    case 6:
+      if (fast) break;
+      [[fallthrough]];
+    default:
+      return false;
+  }
+  return gemm.gradient <= 1 || (fast && gemm.gradient <= 4);
+}
+
+bool HopperFits(const HopperGemm& gemm, int tiling) { return HasKernel(gemm, tiling); }
+
+std::vector<std::string> HopperTilings() {
+  std::vector<std::string> names;
+  for (const TilingCost& cost : kCosts) names.push_back(cost.name);
+  return names;
+}
+
+}  // namespace cuda
+}  // namespace dlsys

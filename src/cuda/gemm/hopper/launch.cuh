@@ -1,0 +1,115 @@
+// What launches of hopper/kernel.cuh share: how tiles are cut along K, by a cost model, and the
+// launch itself with the scratch memory of the parts. GEMM (hopper/launch.cu) and convolution
+// (conv/channels_last/hopper.cuh) launch through here.
+#pragma once
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "cuda/gemm/hopper/kernel.cuh"
+#include "cuda/runtime/tensor_map.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace hopper {
+
+// A product of (m, panels of 128 bytes) by (panels, n), so many times.
+struct Extents {
+  int64_t m, n, panels, batch;
+};
+
+// Microseconds on an H200 of a tile: of a panel, of what a tile costs besides, and of its epilogue.
+struct TileTime {
+  int tile_m, tile_n, cluster;
+  bool ping_pong;
+  double panel_us, tile_us, epilogue_us;
+};
+
+// How many tiles are cut along K and among how many clusters, and what everything takes.
+struct Config {
+  int index, split_tiles, workers;
+  double us;
+};
+
+// The time with every tile in one piece, or with those that do not fill a wave of clusters shared
+// by all clusters, or by as many as let each tile have the same number of them.
+inline Config Estimated(const TileTime& time, const Extents& of, int multiprocessors, int index,
+                        bool may_split = true) {
+  constexpr double kSplitUs = 6, kPartialNbytesUs = 3e6;  // bytes of parts, written and read, a us
+  const int64_t clusters = multiprocessors / time.cluster;
+  const int64_t tiles =
+      CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster) * CeilDiv(of.n, time.tile_n) * of.batch;
+  const int64_t left = tiles % clusters, waves = tiles / clusters;
+  // Of a tile; under ping-pong one consumer's epilogue and the other's products go on together.
+  const auto tile_us = [&](int64_t panels) {
+    const double main_us = (double)panels * time.panel_us + time.tile_us;
+    if (!time.ping_pong) return main_us + time.epilogue_us;
+    return std::max(main_us, (main_us + time.epilogue_us) / 2);
+  };
+  Config best{index, 0, 0, (double)(waves + (left > 0)) * tile_us(of.panels)};
+  if (!left || !may_split || left * of.panels * clusters > INT32_MAX) return best;
+  for (const int64_t workers : {clusters, clusters / left * left}) {
+    const int64_t share = CeilDiv(left * of.panels, workers), parts = left + workers;
+    if (workers == left || left * of.panels / workers < 2) continue;
+    const double nbytes = (double)(parts * time.cluster * time.tile_m * time.tile_n) * 8;
+    const double us =
+        (double)waves * tile_us(of.panels) + tile_us(share) + kSplitUs + nbytes / kPartialNbytesUs;
+    if (us < best.us) best = {index, (int)left, (int)workers, us};
+  }
+  return best;
+}
+
+// True where all tiles, of so many panels, are stored from the registers of one cluster.
+inline bool AllInBoxes(const Config& config, int64_t panels) {
+  const auto worker_at = [&](int64_t panel) {
+    return ((panel + 1) * config.workers - 1) / (config.split_tiles * panels);
+  };
+  for (int64_t tile = 0; tile < config.split_tiles; tile++) {
+    const int64_t first = tile * panels;
+    if (worker_at(first + panels - 1) - worker_at(first) >= kMostOwned) return false;
+  }
+  return true;
+}
+
+static __global__ void ZeroKernel(unsigned* counters, int count) {
+  for (int64_t i = FirstItem(); i < count; i += ItemStep()) counters[i] = 0;
+}
+
+struct Maps {
+  CUtensorMap a, b, c, other;  // those of C, and of its side or C before its activation, of 16 rows
+};
+
+// Launches a GEMM of `params`, of which this fills in how tiles are distributed.
+template <class E, class T, class Source, bool kExact>
+void LaunchTiles(const char* op, DLContext ctx, const Config& config, const Maps& maps,
+                 Params params, const typename Source::Layout& layout, DLStream stream) {
+  constexpr int kBand = 16;  // row tiles: their panels of A and a wave's of B stay in L2
+  params.row_tiles = (int)CeilDiv(CeilDiv(params.m, T::kTileM), T::kCluster);
+  params.col_tiles = (int)CeilDiv(params.n, T::kTileN);
+  params.band = kBand / T::kCluster;
+  params.split_tiles = config.split_tiles, params.workers = config.workers;
+  params.groups = std::max(1, std::gcd(config.split_tiles, config.workers));
+  const int64_t tiles = (int64_t)params.row_tiles * params.col_tiles * params.batch;
+  const int most = Multiprocessors(ctx.device_id) / T::kCluster;
+  const int clusters = params.split_tiles ? most : (int)std::min<int64_t>(most, tiles);
+  std::optional<Scratch> partial, arrivals;
+  const int64_t parts = params.split_tiles + params.workers + (params.in_boxes ? 0 : clusters);
+  if (parts) {
+    const int64_t of_part = T::kCluster * T::kParts * T::kQuads * 128 * (int64_t)sizeof(float4);
+    partial.emplace(ctx, parts * of_part, stream);
+    params.partial = (float4*)partial->data();
+  }
+  if (params.split_tiles) {
+    const int counters = params.split_tiles * T::kCluster * T::kParts;
+    arrivals.emplace(ctx, counters * (int64_t)sizeof(unsigned), stream);
+    params.arrivals = (unsigned*)arrivals->data();
+    Launch(op, ZeroKernel, Blocks(counters), kThreads, 0, stream, params.arrivals, counters);
+  }
+  LaunchClusters(op, GemmKernel<E, T, Source, kExact>, (unsigned)(clusters * T::kCluster),
+                 T::kCluster, T::kThreads, T::kSharedNbytes, true, stream, maps.a, maps.b, maps.c,
+                 maps.other, params, layout);
+}
+
+}  // namespace hopper
+}  // namespace cuda
+}  // namespace dlsys

@@ -1,0 +1,333 @@
+// Launches of GEMM by wgmma and TMA of one element type: tensor maps, and copies of operands that
+// TMA or wgmma cannot read as they lie, which memory bandwidth limits. hopper/launch.cu picks the
+// tiling and how K is cut; each element type is compiled in a file of its own.
+#pragma once
+#include <optional>
+#include <tuple>
+
+#include "cuda/gemm/hopper/hopper.cuh"
+#include "cuda/gemm/hopper/launch.cuh"
+#include "cuda/reduce/reduce.cuh"
+
+namespace dlsys {
+namespace cuda {
+namespace hopper {
+
+// ---- tilings ----
+
+using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
+                           Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64> >;
+static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
+
+// What a tiling has kernels for, and its times on an H200: of a panel (128 bytes of K), of what a
+// tile costs besides, and of an epilogue of few instructions, or of a function of more.
+struct TilingCost {
+  const char* name;
+  int tile_m, tile_n, cluster;
+  double panel_us, tile_us, simple_us, fast_us;
+  bool exact, plain;  // has a kernel of 3xtf32, and one of the rest
+};
+constexpr int kPingPong = 1;
+constexpr TilingCost kCosts[kHopperTilings] = {
+    {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 4, false, true},
+    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 8, false, true},
+    {"128x128", 128, 128, 1, 0.37, 1.6, 0.4, 1.6, true, false},
+    {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true}};
+
+inline bool IsAligned(const HopperGemm& gemm) {
+  return gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.before) && Aligned16(gemm.bias) &&
+         Aligned16(gemm.side);
+}
+// True where tiles are stored from registers, of 16 bits by TMA; others go through memory first.
+inline bool IsInBoxes(const HopperGemm& gemm) {
+  return IsAligned(gemm) && (gemm.dtype == DL_FLOAT32 || gemm.n % 8 == 0);
+}
+
+inline int64_t PanelsOf(const HopperGemm& gemm) {
+  return CeilDiv(gemm.k, 128 / DtypeNbytes(gemm.dtype)) * (gemm.split ? 3 : 1);
+}
+
+// The tiling and cuts of the least estimated time, or the cuts of a tiling that is given.
+Config BestConfig(const HopperGemm& gemm, int tiling);
+
+// ---- operands that TMA cannot read as they lie ----
+
+constexpr int kPackTile = 32;
+
+// Copies op(X) (rows, k) to (rows, pitch), in zeros beyond k. X is (rows, k), or (k, rows) where
+// `transposed`. With `split`, of float32: the upper part of each element, which is x as tf32, and
+// behind those of all elements the lower parts, x minus its upper part.
+template <class E>
+__global__ void __launch_bounds__(kThreads)
+    PackKernel(const E* x, int64_t rows, int64_t k, int64_t pitch, bool transposed, bool split,
+               E* packed) {
+  __shared__ E tile[kPackTile][kPackTile + 1];
+  constexpr int kStep = kThreads / kPackTile;
+  const int64_t row_tiles = CeilDiv(rows, kPackTile), k_tiles = CeilDiv(pitch, kPackTile);
+  const int column = threadIdx.x % kPackTile, line = threadIdx.x / kPackTile;
+  const int64_t batch = blockIdx.y;
+  x += batch * rows * k;
+  packed += batch * rows * pitch;
+  for (int64_t t = blockIdx.x; t < row_tiles * k_tiles; t += gridDim.x) {
+    const int64_t row0 = t / k_tiles * kPackTile, k0 = t % k_tiles * kPackTile;
+    for (int i = line; i < kPackTile; i += kStep) {
+      const int64_t row = row0 + (transposed ? column : i), at = k0 + (transposed ? i : column);
+      const bool exists = row < rows && at < k;
+      const E value = exists ? x[transposed ? at * rows + row : row * k + at] : E(0.f);
+      (transposed ? tile[column][i] : tile[i][column]) = value;
+    }
+    __syncthreads();
+    for (int i = line; i < kPackTile; i += kStep) {
+      const int64_t row = row0 + i, at = k0 + column;
+      if (row < rows && at < pitch) {
+        const float value = (float)tile[i][column];
+        E* to = packed + row * pitch + at;
+        if (split) {
+          const float upper = __uint_as_float(__float_as_uint(RoundedToTf32(value)) & 0xFFFFE000u);
+          to[0] = E(upper);
+          // An infinity or NaN is in the upper part alone: its difference would be NaN.
+          to[rows * pitch] = E(isfinite(upper) ? value - upper : 0.f);
+        } else {
+          to[0] = tile[i][column];
+        }
+      }
+    }
+    __syncthreads();
+  }
+}
+
+constexpr int kTransposeTile = 64;
+
+// The same of float32 that is transposed and not split, a tile of 64 x 64 at a time in accesses of
+// 16 bytes; `rows` is a multiple of four. A block takes a strip of K of 64 rows, and leaves the
+// sums of these in `sums` (strips, rows), if any.
+static __global__ void __launch_bounds__(kThreads)
+    TransposeKernel(const float* x, int64_t rows, int64_t k, int64_t pitch, int strips,
+                    float* packed, float* sums) {
+  constexpr int kTile = kTransposeTile, kQuads = kTile / 4, kLines = kThreads / kQuads;
+  __shared__ float tile[kTile][kTile + 1];
+  const int quad = threadIdx.x % kQuads, line = threadIdx.x / kQuads;
+  const int64_t k_tiles = CeilDiv(pitch, kTile), jobs = CeilDiv(rows, kTile) * strips;
+  for (int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
+    const int64_t row0 = job / strips * kTile, strip = job % strips;
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int64_t t = k_tiles * strip / strips; t < k_tiles * (strip + 1) / strips; t++) {
+      const int64_t k0 = t * kTile;
+      float4 v[kTile / kLines];
+#pragma unroll
+      for (int u = 0; u < kTile / kLines; u++) {
+        const int64_t at = k0 + line + u * kLines, row = row0 + quad * 4;
+        v[u] = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (at < k && row < rows) v[u] = *(const float4*)(x + at * rows + row);
+      }
+      __syncthreads();  // the tile has been read
+#pragma unroll
+      for (int u = 0; u < kTile / kLines; u++) {
+        float* const to = &tile[line + u * kLines][quad * 4];
+        to[0] = v[u].x, to[1] = v[u].y, to[2] = v[u].z, to[3] = v[u].w;
+        sum.x += v[u].x, sum.y += v[u].y, sum.z += v[u].z, sum.w += v[u].w;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int u = 0; u < kTile / kLines; u++) {
+        const int r = line + u * kLines, at = quad * 4;
+        if (row0 + r < rows && k0 + at < pitch)
+          *(float4*)(packed + (row0 + r) * pitch + k0 + at) =
+              make_float4(tile[at][r], tile[at + 1][r], tile[at + 2][r], tile[at + 3][r]);
+      }
+    }
+    if (!sums) continue;
+    __syncthreads();
+    float* const to = &tile[line][quad * 4];
+    to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
+    __syncthreads();
+    if (threadIdx.x < kTile && row0 + threadIdx.x < rows) {
+      float total = tile[0][threadIdx.x];
+#pragma unroll
+      for (int l = 1; l < kLines; l++) total += tile[l][threadIdx.x];
+      sums[strip * rows + row0 + threadIdx.x] = total;
+    }
+  }
+}
+
+// An operand as TMA reads it: `rows` along M or N; `across` where they are its inner extent.
+struct Operand {
+  const void* data;
+  int64_t rows, k, pitch, batch;  // pitch: elements between rows, or along K where across
+  bool across;
+};
+
+inline int64_t RoundUp(int64_t x, int64_t unit) { return CeilDiv(x, unit) * unit; }
+
+// True where the operand has to be packed: TMA reads rows at multiples of 16 bytes, wgmma reads
+// tf32 along K.
+inline bool IsPacked(const HopperGemm& gemm, const void* data, bool across, int64_t inner) {
+  const int64_t nbytes = inner * DtypeNbytes(gemm.dtype);
+  return gemm.split || !Aligned16(data) || nbytes % 16 || (gemm.dtype == DL_FLOAT32 && across);
+}
+
+// True where TransposeKernel packs it.
+inline bool IsTransposed(const HopperGemm& gemm, const void* data, bool across, int64_t rows) {
+  return gemm.dtype == DL_FLOAT32 && !gemm.split && across && rows % 4 == 0 && Aligned16(data);
+}
+
+// Elements between the rows of a packed operand: those of long rows begin at lines of 128 bytes, as
+// the boxes do that are read of them.
+inline int64_t PackedPitch(const HopperGemm& gemm) {
+  const int64_t size = DtypeNbytes(gemm.dtype);
+  return RoundUp(gemm.k, (gemm.k * size < 1024 ? 16 : 128) / size);
+}
+
+// Its packed copy, in scratch memory that lives as long as this, and its sums, if wanted and made
+// on the way.
+template <class E>
+class OperandOf {
+ public:
+  OperandOf(const char* op, const HopperGemm& gemm, const void* data, int64_t rows, bool across,
+            float* sums, DLStream stream) {
+    const int64_t inner = across ? rows : gemm.k, k = gemm.k;
+    operand_ = {data, rows, k, inner, gemm.batch, across};
+    if (!IsPacked(gemm, data, across, inner)) return;
+    const int64_t pitch = PackedPitch(gemm), parts = gemm.split ? 2 : 1;
+    packed_.emplace(gemm.ctx, parts * gemm.batch * rows * pitch * (int64_t)sizeof(E), stream);
+    operand_ = {packed_->data(), rows, k, pitch, parts * gemm.batch, false};
+    if constexpr (sizeof(E) == 4)
+      if (IsTransposed(gemm, data, across, rows)) {
+        Transpose(op, gemm, (const float*)data, pitch, sums, stream);
+        return;
+      }
+    const int64_t tiles = CeilDiv(rows, kPackTile) * CeilDiv(pitch, kPackTile);
+    LaunchPack(op, (const E*)data, rows, k, pitch, across, gemm.split, gemm.batch, tiles, stream);
+  }
+  const Operand& get() const { return operand_; }
+
+ private:
+  void LaunchPack(const char* op, const E* x, int64_t rows, int64_t k, int64_t pitch, bool across,
+                  bool split, int64_t batch, int64_t tiles, DLStream stream) {
+    for (int64_t z = 0; z < batch; z++)
+      Launch(op, PackKernel<E>, Blocks(tiles, 1), kThreads, 0, stream, x + z * rows * k, rows, k,
+             pitch, across, split, (E*)packed_->data() + z * rows * pitch);
+  }
+  void Transpose(const char* op, const HopperGemm& gemm, const float* x, int64_t pitch, float* sums,
+                 DLStream stream) {
+    const int64_t wanted = 8 * Multiprocessors(gemm.ctx.device_id), rows = operand_.rows;
+    const int64_t row_tiles = CeilDiv(rows, kTransposeTile),
+                  k_tiles = CeilDiv(pitch, kTransposeTile);
+    const int64_t strips = std::min(k_tiles, CeilDiv(wanted, row_tiles));
+    std::optional<Scratch> partial;
+    if (sums) partial.emplace(gemm.ctx, strips * rows * (int64_t)sizeof(float), stream);
+    for (int64_t z = 0; z < gemm.batch; z++)
+      Launch(op, TransposeKernel, Blocks(row_tiles * strips, 1), kThreads, 0, stream,
+             x + z * rows * gemm.k, rows, gemm.k, pitch, (int)strips,
+             packed_->floats() + z * rows * pitch, sums ? partial->floats() : nullptr);
+    if (sums) SumAxis(op, gemm.ctx, partial->floats(), 1, strips, rows, 1.f, sums, stream);
+  }
+  Operand operand_;
+  std::optional<Scratch> packed_;
+};
+
+// ---- tensor maps ----
+
+template <class E>
+CUtensorMap MapOf(const char* op, const void* data, int64_t inner, int64_t outer, int64_t pitch,
+                  int64_t batch, int box_outer) {
+  return BoxMap(op, kDtype<E>, data, inner, outer, pitch, batch, box_outer);
+}
+
+template <class E>
+CUtensorMap MapOf(const char* op, const Operand& x, int box_rows) {
+  constexpr int kTileK = 128 / sizeof(E);
+  if (x.across) return MapOf<E>(op, x.data, x.rows, x.k, x.pitch, x.batch, kTileK);
+  return MapOf<E>(op, x.data, x.k, x.rows, x.pitch, x.batch, box_rows);
+}
+
+// ---- launches ----
+
+// How many splits a tile may have.
+inline int MostSplits(const Config& config, int64_t panels) {
+  if (!config.split_tiles) return 1;
+  return (int)CeilDiv(panels - 1, config.split_tiles * panels / config.workers) + 1;
+}
+
+template <class E, class T, bool kAlongM, bool kAlongN, bool kExact = false>
+void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
+                const Config& config, DLStream stream) {
+  Params params = {};
+  params.m = (int)gemm.m, params.n = (int)gemm.n, params.batch = (int)gemm.batch;
+  params.passes = gemm.split ? 3 : 1;
+  params.k_panels = (int)(PanelsOf(gemm) / params.passes);
+  params.c = gemm.c, params.before = gemm.before, params.bias = gemm.bias, params.side = gemm.side;
+  params.activation = gemm.activation, params.gradient = gemm.gradient;
+  params.gate =
+      gemm.activation == 4 || gemm.gradient == 2 ? fast::Gate::Silu() : fast::Gate::GeluTanh();
+  params.aligned = IsAligned(gemm), params.in_boxes = IsInBoxes(gemm);
+  std::optional<Scratch> parts;  // of the sums of A
+  const int64_t count = CeilDiv(gemm.n, T::kTileN) * MostSplits(config, PanelsOf(gemm));
+  const bool sums = sizeof(E) == 2 && kAlongM && T::kMakesSums && HopperMakesSums(gemm);
+  if (sums) {
+    parts.emplace(gemm.ctx, count * gemm.m * (int64_t)sizeof(float), stream);
+    params.sums = parts->floats(), params.sum_parts = MostSplits(config, PanelsOf(gemm));
+  }
+  const auto map_of_boxes = [&](const void* data) {
+    return params.in_boxes && data
+               ? BoxMap(op, kDtype<E>, data, gemm.n, gemm.m, gemm.n, gemm.batch, kRowsOfBox,
+                        /*rounds=*/false)
+               : CUtensorMap{};
+  };
+  const Maps maps{MapOf<E>(op, a, T::kTileM), MapOf<E>(op, b, T::kTileN / T::kCluster),
+                  map_of_boxes(sizeof(E) == 2 ? gemm.c : nullptr),
+                  map_of_boxes(gemm.before ? gemm.before : gemm.side)};
+  LaunchTiles<E, T, Matrices<E, T, kAlongM, kAlongN>, kExact>(op, gemm.ctx, config, maps, params,
+                                                              {}, stream);
+  if (sums) SumAxis(op, gemm.ctx, parts->floats(), 1, count, gemm.m, 1.f, gemm.sums, stream);
+}
+
+template <class E, int kTiling>
+void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
+                  const Config& config, DLStream stream) {
+  using T = std::tuple_element_t<kTiling, Tilings>;
+  constexpr TilingCost kCost = kCosts[kTiling];
+  if (config.index != kTiling) return;
+  if constexpr (sizeof(E) == 4) {
+    if constexpr (kCost.exact)
+      if (gemm.split) return LaunchGemm<E, T, false, false, true>(op, gemm, a, b, config, stream);
+    if constexpr (kCost.plain) LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
+  } else if constexpr (kCost.plain) {
+    if (a.across)
+      b.across ? LaunchGemm<E, T, true, true>(op, gemm, a, b, config, stream)
+               : LaunchGemm<E, T, true, false>(op, gemm, a, b, config, stream);
+    else
+      b.across ? LaunchGemm<E, T, false, true>(op, gemm, a, b, config, stream)
+               : LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
+  }
+}
+
+template <class E, size_t... k>
+void LaunchBest(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
+                const Config& config, DLStream stream, std::index_sequence<k...>) {
+  (LaunchTiling<E, (int)k>(op, gemm, a, b, config, stream), ...);
+}
+
+// Runs a GEMM of E; `tiling` as RunHopperGemm has it.
+template <class E>
+void RunOf(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
+  float* const sums = HopperMakesSums(gemm) ? gemm.sums : nullptr;
+  const OperandOf<E> a(op, gemm, gemm.a, gemm.m, gemm.trans_a, gemm.sums_of_a ? sums : nullptr,
+                       stream);
+  const OperandOf<E> b(op, gemm, gemm.b, gemm.n, !gemm.trans_b, gemm.sums_of_a ? nullptr : sums,
+                       stream);
+  LaunchBest<E>(op, gemm, a.get(), b.get(), BestConfig(gemm, tiling), stream,
+                std::make_index_sequence<kHopperTilings>());
+}
+
+// Each in a file of its own.
+extern template void RunOf<float>(const char* op, const HopperGemm& gemm, DLStream stream,
+                                  int tiling);
+extern template void RunOf<bfloat16>(const char* op, const HopperGemm& gemm, DLStream stream,
+                                     int tiling);
+extern template void RunOf<float16>(const char* op, const HopperGemm& gemm, DLStream stream,
+                                    int tiling);
+
+}  // namespace hopper
+}  // namespace cuda
+}  // namespace dlsys
