@@ -257,13 +257,6 @@ bool FitsForward(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOp
                  int64_t groups, int64_t) {
   return Fits<Pass::kForward>(x, f, y, windows, groups);
 }
-// float32 that has no kernel here is computed with its channels first.
-bool FitsStatistics(const DLArray* x, const DLArray* f, DLArray* y, DLArray*, DLArray*,
-                    Struct<WindowOptions> windows, int64_t groups, int64_t) {
-  if (!Numel(x) || !Numel(y) || !Numel(f)) return false;
-  return y->dtype == DL_FLOAT32 ||
-         channels_last::Serves(y->ctx, ConvOf("conv2d_channels_last", x, f, y, windows, groups));
-}
 bool FitsDataGradient(const DLArray* f, const DLArray* dy, DLArray* dx,
                       Struct<WindowOptions> windows, int64_t groups, int64_t) {
   return Fits<Pass::kDataGradient>(dx, f, dy, windows, groups);
@@ -287,7 +280,6 @@ DLSYS_OF_16_BITS(conv2d_data_gradient_channels_last_sums, DataGradientSums);
 #undef DLSYS_CHANNELS_LAST
 #undef DLSYS_OF_16_BITS
 DLSYS_FITS(cuda, conv2d_channels_last, FitsForward);
-DLSYS_FITS(cuda, conv2d_channels_last_statistics, FitsStatistics);
 DLSYS_FITS(cuda, conv2d_data_gradient_channels_last, FitsDataGradient);
 DLSYS_FITS(cuda, conv2d_filter_gradient_channels_last, FitsFilterGradient);
 DLSYS_ALGORITHMS(cuda, conv2d_channels_last, AlgorithmsOf);
