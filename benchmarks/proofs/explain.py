@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,30 +159,36 @@ def drawn_anew(model: Any, layers: tuple[str, ...]) -> Any:
     return made
 
 
-def main() -> int:
-    """Returns 0 when the goals are reached."""
+def top_of(photos: Sequence[str], logits: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
+    """The three likeliest classes of each photo, with their probabilities."""
+    chances = np.exp(logits - logits.max(axis=1, keepdims=True))
+    chances /= chances.sum(axis=1, keepdims=True)
+    return {
+        name: [(classes[k], round(float(row[k]), 3)) for k in np.argsort(-row)[:3]]
+        for name, row in zip(photos, chances)
+    }
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """That of two maps, 0 where the second is nothing but zeros."""
+    return round(float(np.corrcoef(a.ravel(), b.ravel())[0, 1]), 3) if b.any() else 0.0
+
+
+def on_efficientnet(options: Any, ctx: Any) -> dict[str, Any]:
+    """What EfficientNet-Lite0 sees in photos, and by method the shares of peaks inside things of
+    made images, and how its maps are like those of a network with parameters in a random order.
+    """
     from dlsys import explain, train
     from dlsys.apps.explain.photos import square
-    from dlsys.runtime.device import context_of
 
-    parser = measure.arguments(__doc__)
-    parser.add_argument("--device", choices=("numpy", "cpu", "gpu"), default="cpu")
-    parser.add_argument("--images", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    ctx, paths = context_of(options.device), _photos()
-    own_rows = on_own_network(options, ctx)
-    model = train.load_efficientnet_lite()
+    paths, model = _photos(), train.load_efficientnet_lite()
     classes = model.trained_on.classes
     others = {"last layer": drawn_anew(model, ("fc",)), "all layers": drawn_anew(model, ("",))}
     for each in (model, *others.values()):
         each.to(ctx)
     photos = np.stack([square(paths[name], _SIDE) for name in PHOTOS])
     logits = train.predict(model, photos, ctx)
-    chances = np.exp(logits - logits.max(axis=1, keepdims=True))
-    chances /= chances.sum(axis=1, keepdims=True)
-    top = {name: [(classes[k], round(float(row[k]), 3)) for k in np.argsort(-row)[:3]]
-           for name, row in zip(PHOTOS, chances)}  # fmt: skip
+    likeliest, top = logits.argmax(axis=1), top_of(PHOTOS, logits, classes)
     print(top, flush=True)
     images, places, names = composed(options.images, options.seed)
     labels = train.predict(model, images, ctx).argmax(axis=1)
@@ -191,39 +198,41 @@ def main() -> int:
     rows = {}
     for method in explain.METHODS:
         count = max(len(images) // SLOW.get(method, 1), 1)
-        explainer = explain.Explainer(model, method, ctx=ctx, **_OPTIONS)
+        explainers = {
+            what: explain.Explainer(one, method, ctx=ctx, **_OPTIONS)
+            for what, one in {"": model, **others}.items()
+        }
         start = time.perf_counter()
-        share = peaks(explainer, images[:count], places[:count], labels[:count], 16)
+        share = peaks(explainers[""], images[:count], places[:count], labels[:count], 16)
         seconds = (time.perf_counter() - start) / count
-        own = explainer(photos, logits.argmax(axis=1)).maps
-        found = {
-            what: [
-                float(np.corrcoef(a.ravel(), b.ravel())[0, 1]) if b.any() else 0.0
-                for a, b in zip(own, explain.Explainer(other, method, ctx=ctx, **_OPTIONS)(
-                    photos, logits.argmax(axis=1)).maps)
-            ]
-            for what, other in others.items()
-        }  # fmt: skip
+        maps = {what: one(photos, likeliest).maps for what, one in explainers.items()}
         rows[method] = {
             "images": count, "peak_inside": share[0], "or_16_pixels_off": share[1],
             "seconds_an_image": round(seconds, 3),
-            "correlation": {k: [round(x, 3) for x in v] for k, v in found.items()},
+            "correlation": {what: [*map(correlation, maps[""], maps[what])] for what in others},
         }  # fmt: skip
         print(method, rows[method], flush=True)
+    counts = {"made": len(known), "recognized": len(images), "chance": chance(places, _MADE)}
+    return {**counts, "photos": top, "methods": rows}
+
+
+def main() -> int:
+    """Returns 0 when the goals are reached."""
+    from dlsys.runtime.device import context_of
+
+    parser = measure.arguments(__doc__)
+    parser.add_argument("--device", choices=("numpy", "cpu", "gpu"), default="cpu")
+    parser.add_argument("--images", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    ctx = context_of(options.device)
+    own = on_own_network(options, ctx)
+    found = on_efficientnet(options, ctx)
+    rows = found["methods"]
     largest = max(max(row["correlation"]["all layers"]) for row in rows.values())
-    least = min(own_rows["grad_cam"][0], rows["grad_cam"]["peak_inside"])
-    ok = least >= _GOAL and largest <= _MOST
-    found = {
-        "ok": bool(ok),
-        "made": len(known),
-        "recognized": len(images),
-        "chance": chance(places, _MADE),
-        "device": options.device,
-        "seed": options.seed,
-        "photos": top,
-        "own_network": own_rows,
-        "methods": rows,
-    }
-    path = measure.save("explain", options, found)
+    least = min(own["grad_cam"][0], rows["grad_cam"]["peak_inside"])
+    ok = bool(least >= _GOAL and largest <= _MOST)
+    of_run = {"ok": ok, "device": options.device, "seed": options.seed, "own_network": own}
+    path = measure.save("explain", options, {**of_run, **found})
     print(f"{'ok' if ok else 'NOT OK'}: written to {path}")
     return 0 if ok else 1
