@@ -16,8 +16,8 @@ from dlsys import autodiff as ad
 from dlsys.apps import cli
 from dlsys.apps.detect import coco, finding, fresh, made, network, scenes
 from dlsys.apps.detect.training import load
-from dlsys.data import boxes
 from dlsys.errors import DataError
+from dlsys.ops import boxes
 from dlsys.train import safetensors
 from support.devices import on_native_devices
 from support.small_digits import needs
@@ -243,24 +243,6 @@ class Changed(unittest.TestCase):
         np.testing.assert_array_equal(epoch[3][0], rest[0][0])
         np.testing.assert_array_equal(epoch[3][1], rest[0][1])
         self.assertFalse(np.array_equal(epoch[3][0], epoch[4][0]))
-
-
-class Boxes(unittest.TestCase):
-    def test_nms(self) -> None:
-        given = np.array([[0, 0, 10, 10], [0, 0, 10, 9], [20, 0, 30, 10], [0, 0, 10, 5]], float)
-        scores = np.array([0.8, 0.9, 0.3, 0.7])
-        np.testing.assert_array_equal(boxes.nms(given, scores, 0.5), [1, 2])
-        np.testing.assert_array_equal(boxes.nms(given, scores, 0.6), [1, 3, 2])
-        np.testing.assert_array_equal(boxes.nms(given, scores, 0.6, 2), [1, 3])
-        self.assertEqual(boxes.nms(given[:0], scores[:0]).shape, (0,))
-
-    def test_soft_nms_lowers_scores_by_overlap(self) -> None:
-        given = np.array([[0, 0, 10, 10], [0, 0, 10, 5], [20, 0, 30, 10]], float)
-        found, scores = boxes.soft_nms(given, np.array([0.9, 0.8, 0.6]))
-        np.testing.assert_array_equal(found, [0, 2, 1])
-        np.testing.assert_allclose(scores, [0.9, 0.6, 0.8 * np.exp(-0.25 / 0.5)])
-        found, _ = boxes.soft_nms(given, np.array([0.9, 0.8, 0.6]), least=0.5)
-        np.testing.assert_array_equal(found, [0, 2])
 
 
 class Targets(unittest.TestCase):

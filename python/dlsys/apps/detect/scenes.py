@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...data.boxes import area
+from ...ops.boxes import area
 from ...data.formats.decode import decoded, require_pillow
 from ...data.numbered import NumberedBatches
 from ...data.prefetch import ordered_map
