@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 
+import dlsys as dl
 from dlsys import autodiff as ad
 from dlsys.apps import cli
 from dlsys.apps.detect import coco, finding, fresh, made, network, scenes
@@ -254,7 +255,8 @@ class Targets(unittest.TestCase):
         for k in range(60):
             target = network.targets(places, given[k : k + 1], np.array([1]), 3)
             output = np.concatenate([40 * target[:, :3] - 20, np.log(target[:, 3:])], 1)
-            found, scores = network.boxes_of(output, places)
+            given_output = dl.tensor(output[None].astype(np.float32))
+            found, scores = (x[0].numpy() for x in network.boxes_of(given_output, places))
             rows, labels = np.nonzero(scores > 0.5)
             self.assertTrue(len(rows) and (labels == 1).all())
             # Measured: 8e-6 of pixels up to 128.

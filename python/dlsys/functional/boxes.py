@@ -29,7 +29,8 @@ def non_max_suppression(
     Returns rows (image, class, box) of int64 and the number of them that are boxes, int64. The rows
     are (N · C · most, 3), where most is the smaller of `max_output_boxes_per_class` and B: images
     and classes in order, the best score of each first, then rows of -1. The devices choose the same
-    boxes to the bit, in float32. There is no gradient. ShapeError where shapes or dtypes do not fit.
+    boxes to the bit, in float32. There is no gradient. ShapeError where shapes or dtypes do not
+    fit.
 
     >>> boxes = dl.tensor([[[0.0, 0, 4, 4], [0, 0, 4, 5], [9, 9, 10, 10]]])
     >>> rows, count = F.non_max_suppression(boxes, dl.tensor([[[0.5, 0.9, 0.1]]]), 3)

@@ -140,7 +140,7 @@ CASES = (
 )  # fmt: skip
 SHAPED = (
     refuse(
-        r"expected boxes \(N, B, 4\) and scores \(N, C, B\), got \S+ \(1, 5, 4\) and \S+ \(1, 2, 6\)",
+        r"boxes \(N, B, 4\) and scores \(N, C, B\), got \S+ \(1, 5, 4\) and \S+ \(1, 2, 6\)",
         (1, 5, 4), (1, 2, 6), max_output_boxes_per_class=1,
     ),
     refuse("expected boxes .N, B, 4.", (2, 5, 4), (5, 2), max_output_boxes_per_class=1),

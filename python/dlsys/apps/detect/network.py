@@ -15,8 +15,8 @@ import numpy as np
 from ... import functional as F
 from ... import nn
 from ...autodiff import Node
-from ...ops.boxes import area
 from ...init import generator, normal
+from ...ops.boxes import area
 
 Array = np.ndarray[Any, Any]
 
