@@ -1,4 +1,6 @@
-// What the kernels of src/cpu/boxes/ share: their outputs.
+// What the kernels of src/cpu/boxes/ share: their outputs. A column is a class of an image. Threads
+// write the boxes that their columns select, each at a place of its own; when all are done, the
+// rows move together.
 #pragma once
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
@@ -6,6 +8,20 @@
 
 namespace dlsys {
 namespace cpu {
+
+// Calls body(k) for each of n scores that is a candidate, in order. Most are none: scores are
+// looked at in blocks.
+template <class F>
+void ForCandidates(const float* scores, int64_t n, const boxes::Options& options, const F& body) {
+  constexpr int64_t kBlock = 64;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, n);
+    int any = 0;
+    for (int64_t k = begin; k < end; k++) any |= options.Takes(scores[k]);
+    for (int64_t k = begin; any && k < end; k++)
+      if (options.Takes(scores[k])) body(k);
+  }
+}
 
 // Rows (image, class, box) of selected boxes, each column's at first from its row column · most on.
 struct Selected {

@@ -82,8 +82,8 @@ void NonMaxSuppression(const DLArray* boxes_, const DLArray* scores, float iou_t
       const float* own = values + column * of.boxes;
       uint64_t* const keys = scratch.keys.data();
       int64_t candidates = 0;
-      for (int64_t k = 0; k < of.boxes; k++)
-        if (options.Takes(own[k])) keys[candidates++] = sorting::KeyOf(own[k], k, true);
+      ForCandidates(own, of.boxes, options,
+                    [&](int64_t k) { keys[candidates++] = sorting::KeyOf(own[k], k, true); });
       std::sort(keys, keys + candidates);
       const Candidates from{all + column / of.classes * of.boxes * 4, keys, candidates};
       const Stayed stayed{scratch.stayed.data(), of.most};

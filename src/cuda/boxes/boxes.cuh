@@ -1,5 +1,6 @@
 // What the kernels of src/cuda/boxes/ share: the grid over columns, which are the classes of the
-// images, and the outputs.
+// images, and what the columns select, each at places of its own. When all are done, pack.cu moves
+// it together.
 #pragma once
 #include "cuda/runtime/launch.cuh"
 #include "math/boxes.h"
