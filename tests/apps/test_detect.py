@@ -14,6 +14,7 @@ import numpy as np
 
 import dlsys as dl
 from dlsys import autodiff as ad
+from dlsys import nn
 from dlsys.apps import cli
 from dlsys.apps.detect import coco, finding, fresh, made, network, scenes
 from dlsys.apps.detect.training import load
@@ -21,6 +22,7 @@ from dlsys.errors import DataError
 from dlsys.ops import boxes
 from dlsys.train import safetensors
 from support.devices import on_native_devices
+from support.families.boxes import selected
 from support.small_digits import needs
 
 SMALL = "--steps 4 --every 2 --batch-size 2 --size 64 --width 8 --seed 3 -c numpy".split()
@@ -272,6 +274,79 @@ class Targets(unittest.TestCase):
             np.testing.assert_array_equal(target[middle], [[0, 1, 1, 1, 1, 1]])
         nothing = network.targets(places, given[:0], np.array([], int), 2)
         self.assertFalse(nothing[:, :2].any())
+
+
+class Identity(nn.Module):
+    """A detector whose images are its output."""
+
+    def forward(self, x: ad.Node) -> ad.Node:
+        return x
+
+
+class Predictions:
+    """From a detector's output to boxes, in one program, against a formula in float64."""
+
+    ctx: object
+    LEAST, CLASSES, SIZE = 0.05, 3, 96
+
+    def expected(self, output: np.ndarray, frame: np.ndarray, way: str) -> list[tuple]:
+        """Score, class and box of each thing, the highest score first."""
+        x, y, stride = network.positions(self.SIZE).astype(np.float64).T
+        left, top, right, low = np.exp(np.minimum(output[:, -4:].T, 5)) * stride
+        edges = np.stack([x - left, y - top, x + right, y + low], 1) / frame[0]
+        edges = np.clip(edges, 0, [*frame[1:], *frame[1:]])
+        scores = 1 / (1 + np.exp(-output[:, :-4]))
+        best = np.sort(scores.ravel())[-network.CANDIDATES :].min()
+        scores = np.where(scores >= max(best, self.LEAST), scores, 0).T
+        lower = {
+            "hard": lambda s, iou: 0 if iou > network.OVERLAP else s,
+            "soft": lambda s, iou: s * np.exp(-(iou**2) / 0.5),
+            "none": lambda s, iou: s,
+        }[way]
+        rows = selected(edges[None], scores[None], 1000, self.LEAST, False, lower)
+        things = sorted(((s, label, *edges[k]) for _, label, k, s in rows), reverse=True)
+        return things[: network.MOST]
+
+    def test_what_is_in_a_batch_of_photos(self) -> None:
+        rng = np.random.default_rng(4)
+        count = len(network.positions(self.SIZE))
+        logits, edges = rng.normal(-1, 2, (2, count, self.CLASSES)), rng.normal(1, 1, (2, count, 4))
+        logits[1] -= 4  # fewer than a photo may have
+        output = np.concatenate([logits, edges], 2).astype(np.float32)
+        frames = np.array([[0.5, 180, 192], [1.5, 64, 40]], np.float32)
+        lengths = []
+        for way in finding.SUPPRESSIONS:
+            prediction = network.Prediction(Identity(), self.SIZE, self.LEAST, way)
+            made = dl.infer(prediction, ctx=self.ctx)(output, frames)
+            for image, (boxes_, labels, scores) in enumerate(zip(*made)):
+                with self.subTest(suppression=way, image=image):
+                    wanted = self.expected(output[image].astype(float), frames[image], way)
+                    found = scores > 0
+                    lengths.append(found.sum())
+                    self.assertEqual(found.sum(), len(wanted))
+                    self.assertFalse(found[len(wanted) :].any())
+                    wanted_scores, wanted_labels, *corners = np.array(wanted).T
+                    np.testing.assert_array_equal(labels[found], wanted_labels)
+                    # Measured: 1.3e-6, of scores that Soft-NMS lowered many times.
+                    np.testing.assert_allclose(scores[found], wanted_scores, rtol=1e-5)
+                    # Measured: 1.4e-5 of pixels up to 192.
+                    np.testing.assert_allclose(boxes_[found].T, corners, atol=1e-4)
+        self.assertTrue(10 < min(lengths) < max(lengths) == network.MOST, lengths)
+
+    def test_nothing_is_found_in_noise(self) -> None:
+        count = len(network.positions(self.SIZE))
+        output = np.full((1, count, self.CLASSES + 4), -9, np.float32)
+        for way in finding.SUPPRESSIONS:
+            prediction = network.Prediction(Identity(), self.SIZE, self.LEAST, way)
+            *_, scores = dl.infer(prediction, ctx=self.ctx)(output, np.ones((1, 3), np.float32))
+            self.assertFalse(scores.any())
+
+
+class NumpyPredictions(Predictions, unittest.TestCase):
+    ctx = None
+
+
+CpuPredictions, GpuPredictions = on_native_devices(Predictions)
 
 
 class Losses:
