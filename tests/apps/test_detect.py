@@ -16,7 +16,7 @@ import dlsys as dl
 from dlsys import autodiff as ad
 from dlsys import nn
 from dlsys.apps import cli
-from dlsys.apps.detect import coco, finding, fresh, made, network, scenes
+from dlsys.apps.detect import coco, fresh, made, network, prediction, scenes
 from dlsys.apps.detect.training import load
 from dlsys.errors import DataError
 from dlsys.ops import boxes
@@ -127,7 +127,7 @@ class Application(unittest.TestCase):
     def test_the_figures(self) -> None:
         from PIL import Image
 
-        for way in finding.SUPPRESSIONS:
+        for way in prediction.SUPPRESSIONS:
             path, sheet = self.root / f"{way}.json", self.root / f"{way}.webp"
             words = ("--suppression", way, "--json", path, "--pictures", sheet, "-c", "numpy")
             status, out, err = dlsys("evaluate", self.folder, *words)
@@ -258,7 +258,7 @@ class Targets(unittest.TestCase):
             target = network.targets(places, given[k : k + 1], np.array([1]), 3)
             output = np.concatenate([40 * target[:, :3] - 20, np.log(target[:, 3:])], 1)
             given_output = dl.tensor(output[None].astype(np.float32))
-            found, scores = (x[0].numpy() for x in network.boxes_of(given_output, places))
+            found, scores = (x[0].numpy() for x in prediction.boxes_of(given_output, places))
             rows, labels = np.nonzero(scores > 0.5)
             self.assertTrue(len(rows) and (labels == 1).all())
             # Measured: 8e-6 of pixels up to 128.
@@ -289,6 +289,11 @@ class Predictions:
     ctx: object
     LEAST, CLASSES, SIZE = 0.05, 3, 96
 
+    def program(self, way: str) -> dl.InferenceProgram:
+        """It takes outputs and frames."""
+        found = prediction.Prediction(Identity(), self.SIZE, self.LEAST, way)
+        return dl.infer(found, ctx=self.ctx)
+
     def expected(self, output: np.ndarray, frame: np.ndarray, way: str) -> list[tuple]:
         """Score, class and box of each thing, the highest score first."""
         x, y, stride = network.positions(self.SIZE).astype(np.float64).T
@@ -296,16 +301,16 @@ class Predictions:
         edges = np.stack([x - left, y - top, x + right, y + low], 1) / frame[0]
         edges = np.clip(edges, 0, [*frame[1:], *frame[1:]])
         scores = 1 / (1 + np.exp(-output[:, :-4]))
-        best = np.sort(scores.ravel())[-network.CANDIDATES :].min()
+        best = np.sort(scores.ravel())[-prediction.CANDIDATES :].min()
         scores = np.where(scores >= max(best, self.LEAST), scores, 0).T
         lower = {
-            "hard": lambda s, iou: 0 if iou > network.OVERLAP else s,
+            "hard": lambda s, iou: 0 if iou > prediction.OVERLAP else s,
             "soft": lambda s, iou: s * np.exp(-(iou**2) / 0.5),
             "none": lambda s, iou: s,
         }[way]
         rows = selected(edges[None], scores[None], 1000, self.LEAST, False, lower)
         things = sorted(((s, label, *edges[k]) for _, label, k, s in rows), reverse=True)
-        return things[: network.MOST]
+        return things[: prediction.MOST]
 
     def test_what_is_in_a_batch_of_photos(self) -> None:
         rng = np.random.default_rng(4)
@@ -315,9 +320,8 @@ class Predictions:
         output = np.concatenate([logits, edges], 2).astype(np.float32)
         frames = np.array([[0.5, 180, 192], [1.5, 64, 40]], np.float32)
         lengths = []
-        for way in finding.SUPPRESSIONS:
-            prediction = network.Prediction(Identity(), self.SIZE, self.LEAST, way)
-            made = dl.infer(prediction, ctx=self.ctx)(output, frames)
+        for way in prediction.SUPPRESSIONS:
+            made = self.program(way)(output, frames)
             for image, (boxes_, labels, scores) in enumerate(zip(*made)):
                 with self.subTest(suppression=way, image=image):
                     wanted = self.expected(output[image].astype(float), frames[image], way)
@@ -331,14 +335,13 @@ class Predictions:
                     np.testing.assert_allclose(scores[found], wanted_scores, rtol=1e-5)
                     # Measured: 1.4e-5 of pixels up to 192.
                     np.testing.assert_allclose(boxes_[found].T, corners, atol=1e-4)
-        self.assertTrue(10 < min(lengths) < max(lengths) == network.MOST, lengths)
+        self.assertTrue(10 < min(lengths) < max(lengths) == prediction.MOST, lengths)
 
     def test_nothing_is_found_in_noise(self) -> None:
         count = len(network.positions(self.SIZE))
         output = np.full((1, count, self.CLASSES + 4), -9, np.float32)
-        for way in finding.SUPPRESSIONS:
-            prediction = network.Prediction(Identity(), self.SIZE, self.LEAST, way)
-            *_, scores = dl.infer(prediction, ctx=self.ctx)(output, np.ones((1, 3), np.float32))
+        for way in prediction.SUPPRESSIONS:
+            *_, scores = self.program(way)(output, np.ones((1, 3), np.float32))
             self.assertFalse(scores.any())
 
 

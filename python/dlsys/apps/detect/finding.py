@@ -24,11 +24,10 @@ from ..superres.planes import format_of
 from ..usage import UsageError
 from . import training
 from .coco import Figures, Found, measured
-from .network import Prediction
+from .prediction import Prediction
 from .scenes import Scene, framed, normalized, pixels_of
 
 Array = np.ndarray[Any, Any]
-SUPPRESSIONS = ("hard", "soft", "none")
 
 _MEASURED = 0.01  # the least score that is measured
 _BATCH = 16
@@ -37,8 +36,7 @@ _SHOWN, _ZOOM, _GAP = (2, 4), 2, 4  # rows and columns of a sheet, and between i
 
 class Finder:
     """A trained detector for photos of any size. settings, model: what `training.load` returns.
-    least: the least score of a box. suppression: "hard" removes a box that overlaps a better one of
-    its class, "soft" lowers its score (Soft-NMS), "none" does nothing.
+    least, suppression: see Prediction.
     """
 
     def __init__(
