@@ -11,7 +11,7 @@
 #include "runtime/registry.h"
 
 namespace dlsys {
-namespace boxes {
+namespace nms {
 
 DLSYS_HD float Product(float a, float b) {
 #ifdef __CUDA_ARCH__
@@ -73,12 +73,11 @@ DLSYS_HD float Decay(float iou, float sigma, float iou_threshold) {
 struct Extents {
   int64_t images, classes, boxes, most = 0;
 
-  Extents(const char* op, const DLArray* boxes_, const DLArray* scores, const DLArray* indices,
+  Extents(const char* op, const DLArray* given, const DLArray* scores, const DLArray* indices,
           const DLArray* count) {
-    const bool shaped = boxes_->ndim == 3 && scores->ndim == 3 && indices->ndim == 2 &&
-                        boxes_->shape[2] == 4 && indices->shape[1] == 3 &&
-                        boxes_->shape[0] == scores->shape[0] &&
-                        boxes_->shape[1] == scores->shape[2];
+    const bool shaped = given->ndim == 3 && scores->ndim == 3 && indices->ndim == 2 &&
+                        given->shape[2] == 4 && indices->shape[1] == 3 &&
+                        given->shape[0] == scores->shape[0] && given->shape[1] == scores->shape[2];
     images = shaped ? scores->shape[0] : 0;
     classes = shaped ? scores->shape[1] : 0;
     boxes = shaped ? scores->shape[2] : 0;
@@ -87,7 +86,7 @@ struct Extents {
       Fail(
           "%s: expected boxes (N, B, 4), scores (N, C, B) and indices (N * C * most, 3), got %s, "
           "%s and %s",
-          op, ShapeText(boxes_).c_str(), ShapeText(scores).c_str(), ShapeText(indices).c_str());
+          op, ShapeText(given).c_str(), ShapeText(scores).c_str(), ShapeText(indices).c_str());
     if (boxes > INT32_MAX)
       Fail("%s: expected at most %d boxes, got %lld", op, INT32_MAX, (long long)boxes);
     if (indices->dtype != DL_INT64 || count->dtype != DL_INT64 || Numel(count) != 1)
@@ -99,5 +98,5 @@ struct Extents {
   DLSYS_HD int64_t Columns() const { return images * classes; }
 };
 
-}  // namespace boxes
+}  // namespace nms
 }  // namespace dlsys

@@ -12,7 +12,7 @@ namespace cpu {
 // Calls body(k) for each of n scores that is a candidate, in order. Most are none: scores are
 // looked at in blocks.
 template <class F>
-void ForCandidates(const float* scores, int64_t n, const boxes::Options& options, const F& body) {
+void ForCandidates(const float* scores, int64_t n, const nms::Options& options, const F& body) {
   constexpr int64_t kBlock = 64;
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, n);
@@ -25,7 +25,7 @@ void ForCandidates(const float* scores, int64_t n, const boxes::Options& options
 
 // Rows (image, class, box) of selected boxes, each column's at first from its row column · most on.
 struct Selected {
-  boxes::Extents of;
+  nms::Extents of;
   int64_t *rows, *total;
   float* scores;    // of each row, or null
   int64_t* counts;  // of each column: scratch

@@ -16,19 +16,19 @@ struct Stayed {
   float* data;
   int64_t room;
 
-  DLSYS_INLINE void Set(int64_t k, const boxes::Box& box, float area) const {
+  DLSYS_INLINE void Set(int64_t k, const nms::Box& box, float area) const {
     const float values[] = {box.low_x, box.low_y, box.high_x, box.high_y, area};
     for (int64_t i = 0; i < 5; i++) data[i * room + k] = values[i];
   }
-  DLSYS_INLINE bool Overlap(int64_t count, const boxes::Box& box, float area, float limit) const {
+  DLSYS_INLINE bool Overlap(int64_t count, const nms::Box& box, float area, float limit) const {
     const float *low_x = data, *low_y = low_x + room, *high_x = low_y + room,
                 *high_y = high_x + room, *areas = high_y + room;
     for (int64_t begin = 0; begin < count; begin += kBlock) {
       const int64_t end = begin + kBlock < count ? begin + kBlock : count;
       int overlaps = 0;
       for (int64_t k = begin; k < end; k++) {
-        const boxes::Box other{low_x[k], low_y[k], high_x[k], high_y[k]};
-        overlaps |= boxes::Iou(other, areas[k], box, area) > limit;
+        const nms::Box other{low_x[k], low_y[k], high_x[k], high_y[k]};
+        overlaps |= nms::Iou(other, areas[k], box, area) > limit;
       }
       if (overlaps) return true;
     }
@@ -43,12 +43,12 @@ struct Candidates {
 };
 
 // The boxes of a column that stay, at most `most`: their positions in `picks`. Returns how many.
-DLSYS_INLINE int64_t Pick(const Candidates& from, const boxes::Options& options, int64_t most,
+DLSYS_INLINE int64_t Pick(const Candidates& from, const nms::Options& options, int64_t most,
                           const Stayed& stayed, int64_t* picks) {
   int64_t count = 0;
   for (int64_t k = 0; k < from.count && count < most; k++) {
     const int64_t at = sorting::IndexOf<float>(from.order[k]);
-    const boxes::Box box = boxes::BoxAt(from.boxes + 4 * at, options.center);
+    const nms::Box box = nms::BoxAt(from.boxes + 4 * at, options.center);
     const float area = box.Area();
     if (stayed.Overlap(count, box, area, options.iou_threshold)) continue;
     stayed.Set(count, box, area);
@@ -62,18 +62,18 @@ struct ColumnScratch {
   ScratchArray<int64_t> picks;
   ScratchArray<float> stayed;
 
-  explicit ColumnScratch(const boxes::Extents& of)
+  explicit ColumnScratch(const nms::Extents& of)
       : keys(of.boxes), picks(of.most), stayed(5 * of.most) {}
 };
 
-void NonMaxSuppression(const DLArray* boxes_, const DLArray* scores, float iou_threshold,
+void NonMaxSuppression(const DLArray* boxes, const DLArray* scores, float iou_threshold,
                        int64_t thresholded, float score_threshold, int64_t center, DLArray* indices,
                        DLArray* count) {
   const char* op = "non_max_suppression";
-  const float *all = Input(op, boxes_), *values = Input(op, scores);
+  const float *all = Input(op, boxes), *values = Input(op, scores);
   int64_t *rows = Output<int64_t>(op, indices), *total = Output<int64_t>(op, count);
-  const boxes::Extents of(op, boxes_, scores, indices, count);
-  const boxes::Options options{iou_threshold, score_threshold, thresholded != 0, center != 0};
+  const nms::Extents of(op, boxes, scores, indices, count);
+  const nms::Options options{iou_threshold, score_threshold, thresholded != 0, center != 0};
   const ScratchArray<int64_t> counts(of.Columns());
   const Selected selected{of, rows, total, nullptr, counts.data()};
   const auto make = [&] { return ColumnScratch(of); };

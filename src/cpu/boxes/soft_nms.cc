@@ -23,10 +23,10 @@ class Candidates {
   Candidates(const Memory& memory, int64_t room)
       : room_(room), floats_(memory.floats.data()), at_(memory.at.data()) {}
 
-  void Collect(const float* boxes, const float* scores, const boxes::Options& options) {
+  void Collect(const float* boxes, const float* scores, const nms::Options& options) {
     count_ = 0;
     ForCandidates(scores, room_, options, [&](int64_t k) {
-      const boxes::Box box = boxes::BoxAt(boxes + 4 * k, options.center);
+      const nms::Box box = nms::BoxAt(boxes + 4 * k, options.center);
       const float values[] = {box.low_x, box.low_y, box.high_x, box.high_y, box.Area(), scores[k]};
       for (int i = 0; i < 6; i++) Array(i)[count_] = values[i];
       at_[count_++] = k;
@@ -34,13 +34,13 @@ class Candidates {
   }
 
   // Takes candidates in turn.
-  void Take(const boxes::Options& options, float sigma, int64_t column, const Selected& selected) {
+  void Take(const nms::Options& options, float sigma, int64_t column, const Selected& selected) {
     int64_t best = 0;
     for (int64_t k = 1; k < count_; k++)
       if (Better(k, best)) best = k;
     for (int64_t taken = 0; count_ > 0 && taken < selected.of.most; taken++) {
       selected.Add(column, at_[best], Array(kScore)[best]);
-      const boxes::Box box{Array(0)[best], Array(1)[best], Array(2)[best], Array(3)[best]};
+      const nms::Box box{Array(0)[best], Array(1)[best], Array(2)[best], Array(3)[best]};
       const float area = Array(kArea)[best];
       Remove(best);
       const Candidates* const own = this;
@@ -54,23 +54,23 @@ class Candidates {
 
   DLSYS_INLINE float* Array(int i) const { return floats_ + i * room_; }
 
-  DLSYS_INLINE void Overlap(const boxes::Box& box, float area) const {
+  DLSYS_INLINE void Overlap(const nms::Box& box, float area) const {
     const float *low_x = Array(0), *low_y = Array(1), *high_x = Array(2), *high_y = Array(3),
                 *areas = Array(kArea);
     float* overlap = Array(kOverlap);
     DLSYS_IVDEP
     for (int64_t k = 0; k < count_; k++) {
-      const boxes::Box other{low_x[k], low_y[k], high_x[k], high_y[k]};
-      overlap[k] = boxes::Iou(box, area, other, areas[k]);
+      const nms::Box other{low_x[k], low_y[k], high_x[k], high_y[k]};
+      overlap[k] = nms::Iou(box, area, other, areas[k]);
     }
   }
 
   // Lowers the scores by the overlaps, and removes what is no candidate any more. Returns the best.
-  int64_t Lower(const boxes::Options& options, float sigma) {
+  int64_t Lower(const nms::Options& options, float sigma) {
     float *scores = Array(kScore), *overlap = Array(kOverlap);
     int64_t best = 0, k = 0;
     while (k < count_) {
-      if (overlap[k] > 0.f) scores[k] *= boxes::Decay(overlap[k], sigma, options.iou_threshold);
+      if (overlap[k] > 0.f) scores[k] *= nms::Decay(overlap[k], sigma, options.iou_threshold);
       if (!options.Takes(scores[k])) {
         Remove(k);
         continue;
@@ -100,17 +100,17 @@ class Candidates {
   int64_t count_ = 0;
 };
 
-void SoftNms(const DLArray* boxes_, const DLArray* scores, float sigma, float iou_threshold,
+void SoftNms(const DLArray* boxes, const DLArray* scores, float sigma, float iou_threshold,
              int64_t thresholded, float score_threshold, int64_t center, DLArray* indices,
              DLArray* decayed, DLArray* count) {
   const char* op = "soft_nms";
-  const float *all = Input(op, boxes_), *values = Input(op, scores);
+  const float *all = Input(op, boxes), *values = Input(op, scores);
   int64_t *rows = Output<int64_t>(op, indices), *total = Output<int64_t>(op, count);
-  const boxes::Extents of(op, boxes_, scores, indices, count);
+  const nms::Extents of(op, boxes, scores, indices, count);
   if (Numel(decayed) != indices->shape[0])
     Fail("%s: expected %lld scores, got %s", op, (long long)indices->shape[0],
          ShapeText(decayed).c_str());
-  const boxes::Options options{iou_threshold, score_threshold, thresholded != 0, center != 0};
+  const nms::Options options{iou_threshold, score_threshold, thresholded != 0, center != 0};
   const ScratchArray<int64_t> counts(of.Columns());
   const Selected selected{of, rows, total, Output(op, decayed), counts.data()};
   const auto make = [&] { return Candidates::Memory(of.boxes); };

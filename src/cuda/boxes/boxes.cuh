@@ -25,7 +25,7 @@ struct Selected {
 
 // Rows (image, class, box) of all columns in their order, then -1, and scores, then 0; queued by
 // pack.cu.
-void PackSelected(const char* op, const boxes::Extents& of, const Selected& selected,
+void PackSelected(const char* op, const nms::Extents& of, const Selected& selected,
                   DLArray* indices, DLArray* scores, DLArray* count, DLStream stream);
 
 }  // namespace cuda

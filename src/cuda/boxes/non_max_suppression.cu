@@ -21,13 +21,13 @@ constexpr int kSlices = kBoxThreads / kChunk;  // of the boxes that stayed, and 
 struct Column {
   const float *scores, *boxes;
   int64_t n, most;
-  boxes::Options options;
+  nms::Options options;
 };
 
 // Of a block, in device memory.
 struct BlockScratch {
   uint64_t* keys;  // n, or null where they always fit in shared memory
-  boxes::Box* stayed;
+  nms::Box* stayed;
 };
 
 // ---- the sort ----
@@ -76,7 +76,7 @@ struct OrMonoid {
 };
 
 struct Chunk {
-  boxes::Box boxes[kChunk];
+  nms::Box boxes[kChunk];
   float areas[kChunk];
   int at[kChunk];
   unsigned suppressed[kSlices][kChunk / 32];  // bits: by one of a slice of those that stayed
@@ -88,27 +88,27 @@ __device__ void Load(const Column& of, const uint64_t* keys, int count, Chunk* c
   const int k = threadIdx.x;
   if (k >= count) return;
   const int at = (int)sorting::IndexOf<float>(keys[k]);
-  const boxes::Box box = boxes::BoxAt(of.boxes + 4 * (int64_t)at, of.options.center);
+  const nms::Box box = nms::BoxAt(of.boxes + 4 * (int64_t)at, of.options.center);
   chunk->at[k] = at, chunk->boxes[k] = box, chunk->areas[k] = box.Area();
 }
 
 // Compares the chunk's boxes with those that stayed, and with each other.
-__device__ void Compare(const Column& of, int count, const boxes::Box* stayed, int64_t stayed_count,
+__device__ void Compare(const Column& of, int count, const nms::Box* stayed, int64_t stayed_count,
                         Chunk* chunk) {
   const int own = threadIdx.x % kChunk, slice = threadIdx.x / kChunk;
   const float limit = of.options.iou_threshold;
-  const boxes::Box box = chunk->boxes[own];
+  const nms::Box box = chunk->boxes[own];
   const float area = chunk->areas[own];
   bool suppressed = own >= count;
   for (int64_t k = slice; k < stayed_count && !suppressed; k += kSlices)
-    suppressed = boxes::Iou(stayed[k], stayed[k].Area(), box, area) > limit;
+    suppressed = nms::Iou(stayed[k], stayed[k].Area(), box, area) > limit;
   const unsigned word = GroupReduce<OrMonoid, 32>(suppressed ? 1u << threadIdx.x % 32 : 0u);
   if (threadIdx.x % 32 == 0) chunk->suppressed[slice][own / 32] = word;
   unsigned bits = 0;
   for (int k = 0; k < 8; k++) {
     const int other = slice * 8 + k;
     if (other <= own || other >= count) continue;
-    const bool over = boxes::Iou(box, area, chunk->boxes[other], chunk->areas[other]) > limit;
+    const bool over = nms::Iou(box, area, chunk->boxes[other], chunk->areas[other]) > limit;
     bits |= (unsigned)over << k;
   }
   chunk->mask[own][slice] = (unsigned char)bits;
@@ -130,13 +130,13 @@ __device__ uint64_t Staying(const Chunk& chunk, int64_t most) {
 }
 
 __global__ void __launch_bounds__(kBoxThreads)
-    SelectKernel(const float* all_boxes, const float* scores, boxes::Extents of,
-                 boxes::Options options, BlockScratch scratch, Selected selected) {
+    SelectKernel(const float* all_boxes, const float* scores, nms::Extents of, nms::Options options,
+                 BlockScratch scratch, Selected selected) {
   __shared__ uint64_t shared_keys[kSharedKeys];
   __shared__ Chunk chunk;
   static_assert(kSlices == sizeof(uint64_t), "a slice is a byte of a word");
   uint64_t* const more_keys = scratch.keys ? scratch.keys + blockIdx.x * of.boxes : nullptr;
-  boxes::Box* const stayed = scratch.stayed + blockIdx.x * of.most;
+  nms::Box* const stayed = scratch.stayed + blockIdx.x * of.most;
   for (int64_t at = blockIdx.x; at < of.Columns(); at += gridDim.x) {
     const Column column = {scores + at * of.boxes, all_boxes + at / of.classes * of.boxes * 4,
                            of.boxes, of.most, options};
@@ -167,23 +167,23 @@ __global__ void __launch_bounds__(kBoxThreads)
 
 // ---- launcher ----
 
-void NonMaxSuppression(const DLArray* boxes_, const DLArray* scores, float iou_threshold,
+void NonMaxSuppression(const DLArray* boxes, const DLArray* scores, float iou_threshold,
                        int64_t thresholded, float score_threshold, int64_t center, DLArray* indices,
                        DLArray* count, DLStream stream) {
   const char* op = "non_max_suppression";
-  Enter(op, count, boxes_, scores, indices);
-  const boxes::Extents of(op, boxes_, scores, indices, count);
-  const boxes::Options options{iou_threshold, score_threshold, thresholded != 0, center != 0};
+  Enter(op, count, boxes, scores, indices);
+  const nms::Extents of(op, boxes, scores, indices, count);
+  const nms::Options options{iou_threshold, score_threshold, thresholded != 0, center != 0};
   const DLContext ctx = count->ctx;
   const unsigned blocks = ColumnBlocks(of.Columns(), ctx.device_id);
   const bool fits = of.boxes <= kSharedKeys;
   const Scratch picks(ctx, of.Columns() * of.most * (int64_t)sizeof(int), stream);
   const Scratch counts(ctx, of.Columns() * (int64_t)sizeof(int), stream);
   const Scratch keys(ctx, fits ? 0 : blocks * of.boxes * (int64_t)sizeof(uint64_t), stream);
-  const Scratch stayed(ctx, blocks * of.most * (int64_t)sizeof(boxes::Box), stream);
-  const BlockScratch scratch{fits ? nullptr : (uint64_t*)keys.data(), (boxes::Box*)stayed.data()};
+  const Scratch stayed(ctx, blocks * of.most * (int64_t)sizeof(nms::Box), stream);
+  const BlockScratch scratch{fits ? nullptr : (uint64_t*)keys.data(), (nms::Box*)stayed.data()};
   const Selected selected{(int*)picks.data(), nullptr, (int*)counts.data()};
-  Launch(op, SelectKernel, blocks, kBoxThreads, 0, stream, In(op, boxes_), In(op, scores), of,
+  Launch(op, SelectKernel, blocks, kBoxThreads, 0, stream, In(op, boxes), In(op, scores), of,
          options, scratch, selected);
   PackSelected(op, of, selected, indices, nullptr, count, stream);
 }

@@ -23,7 +23,7 @@ struct Outputs {
   int64_t* count;
 };
 
-__global__ void PackKernel(boxes::Extents of, Selected selected, Outputs out) {
+__global__ void PackKernel(nms::Extents of, Selected selected, Outputs out) {
   const int64_t columns = of.Columns();
   int64_t all = 0;
   for (int64_t column = blockIdx.x; column < columns; column += gridDim.x) {
@@ -51,7 +51,7 @@ __global__ void PackKernel(boxes::Extents of, Selected selected, Outputs out) {
 
 }  // namespace
 
-void PackSelected(const char* op, const boxes::Extents& of, const Selected& selected,
+void PackSelected(const char* op, const nms::Extents& of, const Selected& selected,
                   DLArray* indices, DLArray* scores, DLArray* count, DLStream stream) {
   const Outputs out{Out<int64_t>(op, indices), scores ? Out(op, scores) : nullptr,
                     Out<int64_t>(op, count)};

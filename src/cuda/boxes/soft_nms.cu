@@ -25,7 +25,7 @@ struct BlockScratch {
 struct Column {
   const float *scores, *boxes;
   int64_t n, most;
-  boxes::Options options;
+  nms::Options options;
   float sigma;
 };
 
@@ -48,17 +48,17 @@ __device__ int Collect(const Column& of, const BlockScratch& scratch) {
 // The key of the best of this thread's candidates, once box `taken` is (none: -1).
 __device__ uint64_t Lower(const Column& of, const BlockScratch& scratch, int count, int taken) {
   uint64_t best = kNone;
-  boxes::Box box = {0.f, 0.f, 0.f, 0.f};
-  if (taken >= 0) box = boxes::BoxAt(of.boxes + 4 * (int64_t)taken, of.options.center);
+  nms::Box box = {0.f, 0.f, 0.f, 0.f};
+  if (taken >= 0) box = nms::BoxAt(of.boxes + 4 * (int64_t)taken, of.options.center);
   const float area = box.Area();
   for (int k = threadIdx.x; k < count; k += kBoxThreads) {
     const int at = scratch.candidates[k];
     float score = scratch.scores[at];
     if (score != score) continue;
     if (taken >= 0) {
-      const boxes::Box other = boxes::BoxAt(of.boxes + 4 * (int64_t)at, of.options.center);
-      const float iou = boxes::Iou(box, area, other, other.Area());
-      score = boxes::Product(score, boxes::Decay(iou, of.sigma, of.options.iou_threshold));
+      const nms::Box other = nms::BoxAt(of.boxes + 4 * (int64_t)at, of.options.center);
+      const float iou = nms::Iou(box, area, other, other.Area());
+      score = nms::Product(score, nms::Decay(iou, of.sigma, of.options.iou_threshold));
       if (at == taken || !of.options.Takes(score)) score = NAN;
       scratch.scores[at] = score;
       if (score != score) continue;
@@ -69,8 +69,8 @@ __device__ uint64_t Lower(const Column& of, const BlockScratch& scratch, int cou
 }
 
 __global__ void __launch_bounds__(kBoxThreads)
-    SoftKernel(const float* all_boxes, const float* scores, boxes::Extents of,
-               boxes::Options options, float sigma, BlockScratch all_scratch, Selected selected) {
+    SoftKernel(const float* all_boxes, const float* scores, nms::Extents of, nms::Options options,
+               float sigma, BlockScratch all_scratch, Selected selected) {
   const BlockScratch scratch = {all_scratch.scores + blockIdx.x * of.boxes,
                                 all_scratch.candidates + blockIdx.x * of.boxes};
   for (int64_t at = blockIdx.x; at < of.Columns(); at += gridDim.x) {
@@ -98,16 +98,16 @@ __global__ void __launch_bounds__(kBoxThreads)
   }
 }
 
-void SoftNms(const DLArray* boxes_, const DLArray* scores, float sigma, float iou_threshold,
+void SoftNms(const DLArray* boxes, const DLArray* scores, float sigma, float iou_threshold,
              int64_t thresholded, float score_threshold, int64_t center, DLArray* indices,
              DLArray* decayed, DLArray* count, DLStream stream) {
   const char* op = "soft_nms";
-  Enter(op, count, boxes_, scores, indices, decayed);
-  const boxes::Extents of(op, boxes_, scores, indices, count);
+  Enter(op, count, boxes, scores, indices, decayed);
+  const nms::Extents of(op, boxes, scores, indices, count);
   if (Numel(decayed) != indices->shape[0])
     Fail("%s: expected %lld scores, got %s", op, (long long)indices->shape[0],
          ShapeText(decayed).c_str());
-  const boxes::Options options{iou_threshold, score_threshold, thresholded != 0, center != 0};
+  const nms::Options options{iou_threshold, score_threshold, thresholded != 0, center != 0};
   const DLContext ctx = count->ctx;
   const unsigned blocks = ColumnBlocks(of.Columns(), ctx.device_id);
   const int64_t places = of.Columns() * of.most;
@@ -118,8 +118,8 @@ void SoftNms(const DLArray* boxes_, const DLArray* scores, float sigma, float io
   const Scratch candidates(ctx, blocks * of.boxes * (int64_t)sizeof(int), stream);
   const BlockScratch scratch{lowered.floats(), (int*)candidates.data()};
   const Selected selected{(int*)picks.data(), found.floats(), (int*)counts.data()};
-  Launch(op, SoftKernel, blocks, kBoxThreads, 0, stream, In(op, boxes_), In(op, scores), of,
-         options, sigma, scratch, selected);
+  Launch(op, SoftKernel, blocks, kBoxThreads, 0, stream, In(op, boxes), In(op, scores), of, options,
+         sigma, scratch, selected);
   PackSelected(op, of, selected, indices, decayed, count, stream);
 }
 
