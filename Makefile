@@ -351,6 +351,9 @@ $(BUILD)/obj/emulated/%.o: src/% $(BUILD)/obj/emulated.flags
 	$(Q)$(CXX) $(EMULATED_CXXFLAGS) $(EMULATED_LEVEL) $(CXXFLAGS) \
 	  $(if $(filter %.cu,$<),$(call with,emulated/,$(EMULATED_LEVEL))) -MMD -MP -x c++ -c $< -o $@
 
+# Which boxes stay is numpy's choice to the bit (src/math/boxes.h).
+$(BUILD)/obj/cpu/boxes/%.o: BASE_CXXFLAGS += -ffp-contract=off
+
 $(BUILD)/obj/%.cc.o: src/%.cc $(BUILD)/obj/cxx.flags
 	@mkdir -p $(@D)
 	@echo "compiling $<"

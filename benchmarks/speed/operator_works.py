@@ -790,6 +790,10 @@ WITHOUT = {
     **dict.fromkeys(("target", "target_of", "class_scores", "weights_like"), _CHECK),
     "step_of_draw": "counts the draws of a program, of which PyTorch's generator keeps its own",
     "hinge_loss": "PyTorch has it for embeddings only",
+    **dict.fromkeys((
+        "non_max_suppression", "non_max_suppression_count", "soft_nms", "soft_nms_scores",
+        "soft_nms_count",
+    ), "PyTorch has none; `benchmarks suppression` times it beside ONNX Runtime"),
     "lion_update": "PyTorch has no Lion",
     **dict.fromkeys((
         "average_update", "accumulate_update", "advance_step", "advance_step_at_the_end",

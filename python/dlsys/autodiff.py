@@ -15,6 +15,7 @@ from .graph.gradients import gradients, sum_node_list
 from .graph.node import Node, Op, find_topo_sort
 from .graph.spec import Spec
 from .ops.activation import *
+from .ops.boxes import *
 from .ops.comparison import *
 from .ops.concat import *
 from .ops.conv.convolution import *

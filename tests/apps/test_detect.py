@@ -12,14 +12,18 @@ from unittest import mock
 
 import numpy as np
 
+import dlsys as dl
 from dlsys import autodiff as ad
+from dlsys import nn
 from dlsys.apps import cli
-from dlsys.apps.detect import coco, finding, fresh, made, network, scenes
+from dlsys.apps.detect import coco, fresh, made, network, prediction, scenes
 from dlsys.apps.detect.training import load
-from dlsys.data import boxes
 from dlsys.errors import DataError
+from dlsys.ops import boxes
 from dlsys.train import safetensors
 from support.devices import on_native_devices
+from support.families.boxes import selected
+from support.onnx_rows import run_onnxruntime
 from support.small_digits import needs
 
 SMALL = "--steps 4 --every 2 --batch-size 2 --size 64 --width 8 --seed 3 -c numpy".split()
@@ -124,7 +128,7 @@ class Application(unittest.TestCase):
     def test_the_figures(self) -> None:
         from PIL import Image
 
-        for way in finding.SUPPRESSIONS:
+        for way in prediction.SUPPRESSIONS:
             path, sheet = self.root / f"{way}.json", self.root / f"{way}.webp"
             words = ("--suppression", way, "--json", path, "--pictures", sheet, "-c", "numpy")
             status, out, err = dlsys("evaluate", self.folder, *words)
@@ -245,24 +249,6 @@ class Changed(unittest.TestCase):
         self.assertFalse(np.array_equal(epoch[3][0], epoch[4][0]))
 
 
-class Boxes(unittest.TestCase):
-    def test_nms(self) -> None:
-        given = np.array([[0, 0, 10, 10], [0, 0, 10, 9], [20, 0, 30, 10], [0, 0, 10, 5]], float)
-        scores = np.array([0.8, 0.9, 0.3, 0.7])
-        np.testing.assert_array_equal(boxes.nms(given, scores, 0.5), [1, 2])
-        np.testing.assert_array_equal(boxes.nms(given, scores, 0.6), [1, 3, 2])
-        np.testing.assert_array_equal(boxes.nms(given, scores, 0.6, 2), [1, 3])
-        self.assertEqual(boxes.nms(given[:0], scores[:0]).shape, (0,))
-
-    def test_soft_nms_lowers_scores_by_overlap(self) -> None:
-        given = np.array([[0, 0, 10, 10], [0, 0, 10, 5], [20, 0, 30, 10]], float)
-        found, scores = boxes.soft_nms(given, np.array([0.9, 0.8, 0.6]))
-        np.testing.assert_array_equal(found, [0, 2, 1])
-        np.testing.assert_allclose(scores, [0.9, 0.6, 0.8 * np.exp(-0.25 / 0.5)])
-        found, _ = boxes.soft_nms(given, np.array([0.9, 0.8, 0.6]), least=0.5)
-        np.testing.assert_array_equal(found, [0, 2])
-
-
 class Targets(unittest.TestCase):
     def test_what_a_detector_should_say_is_decoded_as_the_boxes(self) -> None:
         rng = np.random.default_rng(0)
@@ -272,7 +258,8 @@ class Targets(unittest.TestCase):
         for k in range(60):
             target = network.targets(places, given[k : k + 1], np.array([1]), 3)
             output = np.concatenate([40 * target[:, :3] - 20, np.log(target[:, 3:])], 1)
-            found, scores = network.boxes_of(output, places)
+            given_output = dl.tensor(output[None].astype(np.float32))
+            found, scores = (x[0].numpy() for x in prediction.boxes_of(given_output, places))
             rows, labels = np.nonzero(scores > 0.5)
             self.assertTrue(len(rows) and (labels == 1).all())
             # Measured: 8e-6 of pixels up to 128.
@@ -288,6 +275,102 @@ class Targets(unittest.TestCase):
             np.testing.assert_array_equal(target[middle], [[0, 1, 1, 1, 1, 1]])
         nothing = network.targets(places, given[:0], np.array([], int), 2)
         self.assertFalse(nothing[:, :2].any())
+
+
+class Identity(nn.Module):
+    """A detector whose images are its output."""
+
+    def forward(self, x: ad.Node) -> ad.Node:
+        return x
+
+
+class Predictions:
+    """From a detector's output to boxes, in one program, against a formula in float64."""
+
+    ctx: object
+    LEAST, CLASSES, SIZE = 0.05, 3, 96
+
+    def program(self, way: str) -> dl.InferenceProgram:
+        """It takes outputs and frames."""
+        found = prediction.Prediction(Identity(), self.SIZE, self.LEAST, way)
+        return dl.infer(found, ctx=self.ctx)
+
+    def expected(self, output: np.ndarray, frame: np.ndarray, way: str) -> list[tuple]:
+        """Score, class and box of each thing, the highest score first."""
+        x, y, stride = network.positions(self.SIZE).astype(np.float64).T
+        left, top, right, low = np.exp(np.minimum(output[:, -4:].T, 5)) * stride
+        edges = np.stack([x - left, y - top, x + right, y + low], 1) / frame[0]
+        edges = np.clip(edges, 0, [*frame[1:], *frame[1:]])
+        scores = 1 / (1 + np.exp(-output[:, :-4]))
+        best = np.sort(scores.ravel())[-prediction.CANDIDATES :].min()
+        scores = np.where(scores >= max(best, self.LEAST), scores, 0).T
+        lower = {
+            "hard": lambda s, iou: 0 if iou > prediction.OVERLAP else s,
+            "soft": lambda s, iou: s * np.exp(-(iou**2) / 0.5),
+            "none": lambda s, iou: s,
+        }[way]
+        rows = selected(edges[None], scores[None], 1000, self.LEAST, False, lower)
+        things = sorted(((s, label, *edges[k]) for _, label, k, s in rows), reverse=True)
+        return things[: prediction.MOST]
+
+    def test_what_is_in_a_batch_of_photos(self) -> None:
+        rng = np.random.default_rng(4)
+        count = len(network.positions(self.SIZE))
+        logits, edges = rng.normal(-1, 2, (2, count, self.CLASSES)), rng.normal(1, 1, (2, count, 4))
+        logits[1] -= 4  # fewer than a photo may have
+        output = np.concatenate([logits, edges], 2).astype(np.float32)
+        frames = np.array([[0.5, 180, 192], [1.5, 64, 40]], np.float32)
+        lengths = []
+        for way in prediction.SUPPRESSIONS:
+            made = self.program(way)(output, frames)
+            for image, (boxes_, labels, scores) in enumerate(zip(*made)):
+                with self.subTest(suppression=way, image=image):
+                    wanted = self.expected(output[image].astype(float), frames[image], way)
+                    found = scores > 0
+                    lengths.append(found.sum())
+                    self.assertEqual(found.sum(), len(wanted))
+                    self.assertFalse(found[len(wanted) :].any())
+                    wanted_scores, wanted_labels, *corners = np.array(wanted).T
+                    np.testing.assert_array_equal(labels[found], wanted_labels)
+                    # Measured: 1.3e-6, of scores that Soft-NMS lowered many times.
+                    np.testing.assert_allclose(scores[found], wanted_scores, rtol=1e-5)
+                    # Measured: 1.4e-5 of pixels up to 192.
+                    np.testing.assert_allclose(boxes_[found].T, corners, atol=1e-4)
+        self.assertTrue(10 < min(lengths) < max(lengths) == prediction.MOST, lengths)
+
+    def test_nothing_is_found_in_noise(self) -> None:
+        count = len(network.positions(self.SIZE))
+        output = np.full((1, count, self.CLASSES + 4), -9, np.float32)
+        for way in prediction.SUPPRESSIONS:
+            *_, scores = self.program(way)(output, np.ones((1, 3), np.float32))
+            self.assertFalse(scores.any())
+
+
+class NumpyPredictions(Predictions, unittest.TestCase):
+    ctx = None
+
+    @needs("onnx", "onnx")
+    @needs("onnxruntime", "test")
+    def test_a_file_of_onnx_has_the_suppression(self) -> None:
+        model = prediction.Prediction(network.Detector(3, 8, seed=1), 64, 0.001, "hard")
+        inputs = [ad.Variable(n, (None, *s), "f4") for n, s in (("x", (3, 64, 64)), ("f", (3,)))]
+        with model.in_mode(False):
+            made = model(*inputs)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "found.onnx"
+            dl.onnx.export(list(made), path)
+            images = np.random.default_rng(0).normal(size=(2, 3, 64, 64)).astype(np.float32)
+            frames = np.array([[1, 64, 64], [0.5, 128, 100]], np.float32)
+            got = run_onnxruntime(path, {"x": images, "f": frames})
+        boxes_, labels, scores = dl.infer(model)(images, frames)
+        self.assertGreater((scores > 0).sum(), 100)
+        np.testing.assert_array_equal(got[1], labels)
+        # Measured: 1.6e-5 of pixels up to 128, and 7e-8.
+        np.testing.assert_allclose(got[0], boxes_, atol=1e-4)
+        np.testing.assert_allclose(got[2], scores, atol=1e-6)
+
+
+CpuPredictions, GpuPredictions = on_native_devices(Predictions)
 
 
 class Losses:

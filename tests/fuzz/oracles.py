@@ -986,7 +986,8 @@ WITHOUT: dict[str, str] = {
     "values that jump, orders and stacks of products, which rows compare with numpy's": (
         "fmod remainder floor_divide shifted sort argsort topk topk_indices product "
         "take_along_axis put_along_axis "
-        "masked_fill tril triu std cumprod recurrence product_operator product_gradient"
+        "masked_fill tril triu std cumprod recurrence product_operator product_gradient "
+        "non_max_suppression non_max_suppression_count soft_nms soft_nms_scores soft_nms_count"
     ),
     "a part of a loss that PyTorch has not alone": (
         "class_weights class_weights_function reduce_rows is_one_hot"

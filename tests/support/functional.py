@@ -89,6 +89,17 @@ row("any", lambda: F.any(X > 0, 0), lambda: ad.not_equal_op(ad.sum_op((X > 0) !=
 for _k in (0, 1):
     row("sort", lambda k=_k: F.sort(X, 0, True)[k], lambda k=_k: ad.sort_op(X, 0, True)[k])
     row("topk", lambda k=_k: F.topk(X, 2, 1, False)[k], lambda k=_k: ad.topk_op(X, 2, 1, False)[k])
+BOXES, CHANCES = ad.Variable("boxes", (2, 7, 4), "f4"), ad.Variable("chances", (2, 3, 7), "f4")
+for _name in ("non_max_suppression", "soft_nms"):
+    for _k in range(getattr(ad, f"{_name}_op").outputs):
+        row(
+            _name,
+            lambda name=_name, k=_k: getattr(F, name)(BOXES, CHANCES, 4, 0.6, 0.1, True)[k],
+            lambda name=_name, k=_k: getattr(ad, f"{name}_op")(
+                BOXES, CHANCES, max_output_boxes_per_class=4, iou_threshold=0.6,
+                score_threshold=0.1, center_point_box=True,
+            )[k],
+        )  # fmt: skip
 same("take_along_axis", ad.take_along_axis_op, X, ad.argmax_op(X, 1, True), 1)
 same("masked_fill", ad.masked_fill_op, X, TRUE, 0.5)
 

@@ -21,6 +21,7 @@ from dlsys.ops.optim import assign
 from support.families.accumulate import ACCUMULATE
 from support.families.activation import CHOICES, FUNCTIONS
 from support.families.attention import ATTENTION
+from support.families.boxes import BOXES
 from support.families.concat import JOIN
 from support.families.conv import CONVOLUTION
 from support.families.device_batch import BATCHES
@@ -357,7 +358,7 @@ UPDATES = (
 SAMPLES = (
     *ELEMENTWISE, *FUNCTIONS, *CHOICES, *REDUCTIONS, *STATISTICS, *LAYOUT, *RESHAPES, *INDEX,
     *JOIN, *IMAGES, *PRODUCTS, *MORE_PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
-    *MATHEMATICS, *ORDER, *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES, *ACCUMULATE,
-    *ATTENTION, *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM,
+    *MATHEMATICS, *ORDER, *BOXES, *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES,
+    *ACCUMULATE, *ATTENTION, *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM,
     *GENERATION, *FUSED_LAYER_NORM, *FUSED_UINT8, *QUANTIZED, *FUSED_QUANTIZED, *CHANNELS_LAST,
 )  # fmt: skip

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from .activation import *
 from .attention import *
+from .boxes import *
 from .compare import *
 from .conv import *
 from .index import *

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...data.boxes import area, intersection, iou
+from ...ops.boxes import area, intersection, iou
 from .scenes import Scene
 
 Array = np.ndarray[Any, Any]

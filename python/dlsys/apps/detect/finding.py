@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ...data.boxes import nms, soft_nms
 from ...data.formats.decode import require_pillow
 from ...errors import DataError
 from ...files import replacing
@@ -25,23 +24,19 @@ from ..superres.planes import format_of
 from ..usage import UsageError
 from . import training
 from .coco import Figures, Found, measured
-from .network import boxes_of, positions
+from .prediction import Prediction
 from .scenes import Scene, framed, normalized, pixels_of
 
 Array = np.ndarray[Any, Any]
-SUPPRESSIONS = ("hard", "soft", "none")
 
-_MEASURED, _MOST = 0.01, 100  # the least score that is measured, and boxes of a photo
-_CANDIDATES = 300  # of a photo, before suppression
-_OVERLAP = 0.6  # IoU of two boxes of one class, above which only the better one stays
+_MEASURED = 0.01  # the least score that is measured
 _BATCH = 16
 _SHOWN, _ZOOM, _GAP = (2, 4), 2, 4  # rows and columns of a sheet, and between its photos
 
 
 class Finder:
     """A trained detector for photos of any size. settings, model: what `training.load` returns.
-    least: the least score of a box. suppression: "hard" removes a box that overlaps a better one of
-    its class, "soft" lowers its score (Soft-NMS), "none" does nothing.
+    least, suppression: see Prediction.
     """
 
     def __init__(
@@ -53,46 +48,18 @@ class Finder:
         suppression: str = "hard",
     ) -> None:
         self.names, self._size = settings.names, settings.size
-        self._least, self._suppression = least, suppression
-        self._places = positions(settings.size)
-        self._program = infer(model, ctx=ctx)
+        self._program = infer(Prediction(model, settings.size, least, suppression), ctx=ctx)
 
     def __call__(self, photos: Sequence[Array]) -> list[Found]:
         """What is in each photo (h, w, 3) uint8, the highest score first."""
         parts = [framed(photo, self._size) for photo in photos]
-        outputs = self._program(normalized(np.stack([pixels for pixels, _ in parts])))
-        return [
-            self._found(output, photo.shape[:2], scale)
-            for output, photo, (_, scale) in zip(outputs, photos, parts)
-        ]
-
-    def _found(self, output: Array, extent: Sequence[int], scale: float) -> Found:
-        boxes, scores = boxes_of(output, self._places)
-        rows, labels = np.nonzero(scores >= self._least)
-        values = scores[rows, labels]
-        order = np.argsort(-values, kind="stable")[:_CANDIDATES]
-        rows, labels, values = rows[order], labels[order], values[order]
-        high = np.array([extent[1], extent[0]] * 2, np.float32)
-        boxes = np.clip(boxes[rows] / np.float32(scale), 0, high)
-        kept, values = self._suppressed(boxes, labels, values)
-        order = np.argsort(-values, kind="stable")[:_MOST]
-        return Found(boxes[kept[order]], labels[kept[order]], values[order])
-
-    def _suppressed(self, boxes: Array, labels: Array, scores: Array) -> tuple[Array, Array]:
-        """The indices of the boxes that stay, and their scores; classes do not touch each other."""
-        if self._suppression == "none":
-            return np.arange(len(boxes)), scores
-        kept, values = [np.zeros(0, np.int64)], [scores[:0]]
-        for label in np.unique(labels):
-            own = np.flatnonzero(labels == label)
-            if self._suppression == "soft":
-                found, left = soft_nms(boxes[own], scores[own], least=self._least)
-            else:
-                found = nms(boxes[own], scores[own], _OVERLAP)
-                left = scores[own[found]]
-            kept.append(own[found])
-            values.append(left)
-        return np.concatenate(kept), np.concatenate(values)
+        frames = [(scale, x.shape[1], x.shape[0]) for x, (_, scale) in zip(photos, parts)]
+        images = normalized(np.stack([pixels for pixels, _ in parts]))
+        made = []
+        for boxes, labels, scores in zip(*self._program(images, np.array(frames, np.float32))):
+            found = scores > 0
+            made.append(Found(boxes[found], labels[found], scores[found]))
+        return made
 
 
 def drawn(photo: Array, found: Found, names: Sequence[str], zoom: int = 1) -> Array:

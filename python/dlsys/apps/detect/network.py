@@ -15,8 +15,8 @@ import numpy as np
 from ... import functional as F
 from ... import nn
 from ...autodiff import Node
-from ...data.boxes import area
 from ...init import generator, normal
+from ...ops.boxes import area
 
 Array = np.ndarray[Any, Any]
 
@@ -26,7 +26,7 @@ _RADIUS = 1.5  # strides around a box's center where positions find it
 _REACH = 3.0  # strides: a longer distance to an edge is the next map's affair
 _PRIOR = 0.02  # the first probability of each class, so that the many empty positions cost little
 _ALPHA, _GAMMA = 0.5, 2.0  # of the focal loss; its paper's α = 0.25 learns slower here
-_LARGEST = 5.0  # of the logarithm of a distance in strides, so that exp stays finite
+LARGEST = 5.0  # of the logarithm of a distance in strides, so that exp stays finite
 
 
 class Detector(nn.Module):
@@ -97,7 +97,7 @@ def loss(output: Node, target: Node) -> Node:
     wanted, edges = target[:, :, :classes], target[:, :, classes:]
     has_thing = F.sum(wanted, axis=2)
     count = F.maximum(F.sum(has_thing), 1.0)
-    found = F.exp(F.clip(output[:, :, classes:], None, _LARGEST))
+    found = F.exp(F.clip(output[:, :, classes:], None, LARGEST))
     focal = focal_loss(output[:, :, :classes], wanted)
     return (F.sum(focal) + F.sum(has_thing * giou_loss(found, edges))) / count
 
@@ -169,14 +169,3 @@ def targets(places: Array, boxes: Array, labels: Array, classes: int) -> Array:
     made[rows, labels[chosen[rows]]] = 1
     made[rows, classes:] = edges[rows, chosen[rows]] / stride[rows, None]
     return made
-
-
-def boxes_of(output: Array, places: Array) -> tuple[Array, Array]:
-    """The boxes (positions, 4) in pixels and the probabilities (positions, classes) that a Detector
-    tells for one image.
-    """
-    logits, raw = output[:, :-4], output[:, -4:]
-    edges = np.exp(np.minimum(raw, _LARGEST)) * places[:, 2:]
-    at = places[:, :2]
-    found = np.concatenate([at - edges[:, :2], at + edges[:, 2:]], 1)
-    return found, 1 / (1 + np.exp(-logits))

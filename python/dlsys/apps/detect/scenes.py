@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...data.boxes import area
 from ...data.formats.decode import decoded, require_pillow
 from ...data.numbered import NumberedBatches
 from ...data.prefetch import ordered_map
 from ...errors import DataError
 from ...files import opened
 from ...graph.node import Node
+from ...ops.boxes import area
 from .network import positions, targets
 
 Array = np.ndarray[Any, Any]

@@ -9,6 +9,7 @@ from . import rules as rules
 from .registry import RULES, Rule
 
 _KINDS = {"f": "floats", "i": "int32 and int64", "u": "uint8", "b": "bool"}
+_DYNAMIC = "no Nodes: values decide the shape"
 _EXPERIMENTAL = ("ai.onnx.preview", "ai.onnx.preview.training", "ai.onnx.training")
 
 
@@ -48,6 +49,8 @@ def _how(key: tuple[str, str], has_body: bool) -> tuple[str, str]:
         why = "training of a preview domain" if training else (
             "classical machine learning" if key[0] == "ai.onnx.ml" else "no rule")  # fmt: skip
         return "refused", why
+    if rule.nodes is not None and rule.dynamic:
+        return "every device, else host", _DYNAMIC
     if rule.nodes is not None and rule.host is not None:
         return "every device, else host", "Nodes of 8 bits with known scales, see quantization"
     if rule.nodes is not None:
@@ -58,7 +61,7 @@ def _how(key: tuple[str, str], has_body: bool) -> tuple[str, str]:
     if rule.known:
         limits.append(f"inputs {', '.join(str(k) for k in rule.known)} known or looked at")
     if rule.dynamic:
-        limits.append("no Nodes: values decide the shape")
+        limits.append(_DYNAMIC)
     return _where(rule), "; ".join(limits)
 
 

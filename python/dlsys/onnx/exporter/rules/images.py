@@ -8,11 +8,12 @@ import numpy as np
 
 from .... import autodiff as ad
 from ....graph.node import Node
+from ....graph.spec import FLOAT32
 from ....ops.conv.geometry import Pair, Windows
 from ....ops.conv.pooling import divisors
 from ....ops.resize import resize
 from ..registry import rule
-from ..trace import Emitter
+from ..trace import Emitter, Refused
 from .elementwise import operands
 from .layout import zeros_of
 
@@ -229,3 +230,27 @@ def _weights(mode: str, align: bool, n: int, m: int) -> np.ndarray:
     units = ad.constant(np.eye(n).reshape(n, n, 1))
     resized = resize(units, size=(m, 1), mode=mode, align_corners=align)
     return ad.Executor([resized]).run({}, convert_to_numpy_ret_vals=True)[0][..., 0].T
+
+
+# ---- boxes ----
+
+
+@rule("non_max_suppression", "NonMaxSuppression")
+def _non_max_suppression(g: Emitter, node: Node, boxes: str, scores: str) -> tuple[str, str]:
+    """The boxes that ONNX gives, and behind them rows of -1."""
+    dtypes = [x.spec.dtype for x in node.inputs]
+    if any(dtype.itemsize > 4 for dtype in dtypes):
+        raise Refused("of float64 it has no ONNX form, whose boxes and scores are float32")
+    attrs, least = node.attrs, node.attrs["score_threshold"]
+    rows = g(
+        "NonMaxSuppression", *map(g.cast, (boxes, scores), dtypes, (FLOAT32, FLOAT32)),
+        np.array([attrs["max_output_boxes_per_class"]]),
+        np.array([attrs["iou_threshold"]], np.float32),
+        None if least is None else np.array([least], np.float32),
+        center_point_box=int(attrs["center_point_box"]),
+    )  # fmt: skip
+    count = g("Gather", g("Shape", rows), g.axes([0]), axis=0)
+    left = g("Sub", g.extents([node.spec[0].shape[0]]), count)
+    pads = g("Concat", g.axes([0, 0]), left, g.axes([0]), axis=0)
+    padded = g("Pad", rows, pads, np.array(-1), mode="constant")
+    return padded, g.reshape(count, ())

@@ -16,3 +16,4 @@ refuse(
     "in inference form it is gone; with training=True its numbers are a function of seed and step, "
     "and those of ONNX's operators are not",
 )
+refuse("soft_nms", "ONNX has no Soft-NMS")

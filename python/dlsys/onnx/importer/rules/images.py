@@ -10,9 +10,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .... import functional as F
-from ....data.boxes import nms
+from ....eager.tensor import Tensor
 from ..call import Call, key
-from ..registry import Unfit, graph, host
+from ..registry import Unfit, graph, host, values
 from ..walk import guard
 from .elementwise import wide
 
@@ -567,21 +567,28 @@ def _deform_conv(call: Call, x: np.ndarray, f: np.ndarray, offset: np.ndarray, b
     return (y if bias is None else y + bias.reshape(1, -1, 1, 1)).astype(x.dtype)
 
 
+# ---- boxes ----
 @host("NonMaxSuppression", dynamic=True)
-def _nms(call: Call, boxes: np.ndarray, scores: np.ndarray, most: Any = None, overlap: Any = None,
-         least: Any = None) -> np.ndarray:  # fmt: skip
-    count = 0 if most is None else int(np.ravel(most)[0])
-    limit = 0.0 if overlap is None else float(np.ravel(overlap)[0])
-    low = -np.inf if least is None else float(np.ravel(least)[0])
-    corners = boxes
-    if call.get("center_point_box", 0):
-        half = boxes[..., 2:] / 2
-        corners = np.concatenate([boxes[..., :2] - half, boxes[..., :2] + half], -1)
-    pairs = corners.reshape(*corners.shape[:-1], 2, 2)  # two corners, whichever comes first
-    corners = np.concatenate([pairs.min(-2), pairs.max(-2)], -1)
-    chosen: list[tuple[int, int, int]] = []
-    for b, c in itertools.product(range(scores.shape[0]), range(scores.shape[1])):
-        able = np.flatnonzero(scores[b, c] > low)
-        picked = able[nms(corners[b, able], scores[b, c, able], limit, count)]
-        chosen += [(b, c, k) for k in picked]
-    return np.asarray(chosen, np.int64).reshape(-1, 3)
+def _nms(call: Call, boxes: np.ndarray, scores: np.ndarray, *numbers: Any) -> np.ndarray:
+    return _selected(call, Tensor(boxes), Tensor(scores), numbers)
+
+
+@values("NonMaxSuppression")
+def _nms_on_device(call: Call, boxes: Any, scores: Any, *numbers: Any) -> np.ndarray:
+    """Of Tensors, by the operator on their device."""
+    if not isinstance(boxes, Tensor) and not isinstance(scores, Tensor):
+        raise Unfit
+    given = call.walker.value(boxes), call.walker.value(scores)
+    return _selected(call, *given, tuple(map(call.walker.look, numbers)))
+
+
+def _selected(call: Call, boxes: Any, scores: Any, numbers: tuple[Any, ...]) -> np.ndarray:
+    """The rows of the operator that are boxes."""
+    most, overlap, least = (
+        None if x is None else np.ravel(x)[0].item() for x in (*numbers, None, None, None)[:3]
+    )
+    rows, count = F.non_max_suppression(
+        boxes, scores, max(most or 0, 0), overlap or 0.0, least,
+        bool(call.get("center_point_box", 0)),
+    )  # fmt: skip
+    return rows.numpy()[: int(count)]
