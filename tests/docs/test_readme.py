@@ -13,7 +13,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from support import sample
-from support.devices import each_context
+from support.devices import each_context, not_emulated
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -36,6 +36,7 @@ class Readme(unittest.TestCase):
                 exec(EXAMPLES[1].replace("ctx=None", "ctx=ctx"), scope)
                 self.assertLess(float(scope["loss_value"]), 0.2)
 
+    @not_emulated
     def test_a_network_from_data_to_checkpoint(self):
         example = EXAMPLES[2].replace("ndarray.best()", "CTX", 1).replace("runs/lenet", "FOLDER")
         for name, count in (("train", sample.count(600, 300)), ("validation", 100), ("test", 100)):

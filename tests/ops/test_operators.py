@@ -243,7 +243,7 @@ SAYS = {  # of which rows a check says something; of all, if it is not here
 
 
 # Cases of a row in a sample (sample.py): the values of all cases are checked there too.
-SAMPLE = {"bits": 3, "narrow": 3, "gradients": 2, "second_gradients": 2, "unknown_extents": 2}
+SAMPLE = {"bits": 2, "narrow": 2, "gradients": 2, "second_gradients": 2, "unknown_extents": 2}
 
 
 def per_sample(cls: type) -> type:
