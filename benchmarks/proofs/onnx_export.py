@@ -25,9 +25,9 @@ from shared import measure
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
-from support.onnx_rows import DEFECTS, LESS_EXACT, RowFile, refused, small_cases  # noqa: E402
-from support.rows import Case, Sample  # noqa: E402
-from support.samples import SAMPLES  # noqa: E402
+from support.table.onnx_rows import DEFECTS, LESS_EXACT, RowFile, refused, small_cases  # noqa: E402
+from support.table.rows import Case, Sample  # noqa: E402
+from support.table.samples import SAMPLES  # noqa: E402
 
 OPSETS = (17, 21, onnx.defs.onnx_opset_version())
 

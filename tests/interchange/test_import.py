@@ -18,7 +18,7 @@ from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import DataError, DlsysError
 from support.devices import each_context
-from support.onnx_rows import MISSING
+from support.table.onnx_rows import MISSING
 
 if not MISSING:
     import onnx

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from support.devices import each_context
-from support.onnx_rows import MISSING
 from support.shipped_models import MODELS, located, tuned
+from support.table.onnx_rows import MISSING
 
 # Rounding to 8 bits, whose steps the last bits of a sigmoid decide: ONNX Runtime differs from
 # itself by up to 0.054 where its input changes by a part in 10^7.

@@ -15,7 +15,7 @@ from dlsys import optim
 from dlsys.errors import DataError, GraphError, ShapeError
 from dlsys.runtime.device import Context
 from support.devices import each_context, needs_torch, on_native_devices
-from support.formulas.optim import (
+from support.table.formulas.optim import (
     STEPS,
     adagrad,
     adam,
