@@ -24,8 +24,8 @@ import time
 from typing import Any
 
 from dlsys.runtime.device import unavailable
-from proofs import losses_proofs
-from proofs.losses_proofs import DEVICES, KINDS, PROOFS, WORKS
+from learning import losses_proofs
+from learning.losses_proofs import DEVICES, KINDS, PROOFS, WORKS
 from shared import measure
 
 LIMIT = 500.0  # seconds a process
