@@ -139,9 +139,9 @@ struct Operand {
     zero = (const char*)emulator::SharedAt(start) - start;
   }
   const T* At(int row, int k) const {
-    const uint32_t at = across ? row / kOfBox * leading + k / 8 * stride + k % 8 * 128 +
-                                     row % kOfBox * sizeof(T)
-                               : row / 8 * stride + row % 8 * 128 + k * sizeof(T);
+    const uint32_t at =
+        across ? row / kOfBox * leading + k / 8 * stride + k % 8 * 128 + row % kOfBox * sizeof(T)
+               : row / 8 * stride + row % 8 * 128 + k * sizeof(T);
     return (const T*)(zero + Swizzled(start + at));
   }
 
@@ -227,9 +227,9 @@ OfA<T> ShownRows(const uint32_t (&a)[4]) {
   return of_a;
 }
 
-#define DLSYS_WARPGROUP_PRODUCTS(T)                                                     \
-  template void AddProducts(float (*)[4], int, const OfA<T>&, uint64_t, bool, bool);    \
-  template OfA<T> ReadRows(uint64_t, bool);                                             \
+#define DLSYS_WARPGROUP_PRODUCTS(T)                                                  \
+  template void AddProducts(float (*)[4], int, const OfA<T>&, uint64_t, bool, bool); \
+  template OfA<T> ReadRows(uint64_t, bool);                                          \
   template OfA<T> ShownRows(const uint32_t (&)[4]);
 DLSYS_WARPGROUP_PRODUCTS(float)
 DLSYS_WARPGROUP_PRODUCTS(bfloat16)
@@ -319,8 +319,7 @@ void StoreBox(const CUtensorMap* map, uint32_t from, int x, int y, int z, int w)
 
 template void MultiplyAdd16Bit<bfloat16>(const uint32_t (&)[4], const uint32_t (&)[2],
                                          float (&)[4]);
-template void MultiplyAdd16Bit<float16>(const uint32_t (&)[4], const uint32_t (&)[2],
-                                        float (&)[4]);
+template void MultiplyAdd16Bit<float16>(const uint32_t (&)[4], const uint32_t (&)[2], float (&)[4]);
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -1,4 +1,4 @@
-"""The rows of samples.py for convolution, and its formula window by window in float64."""
+"""The rows of samples.py for convolution, and its formula tap by tap in float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def around(padding: Any, image: Any, size: Any, stride: Any, dilation: Any) -> l
 
 
 class Naive:
-    """Every window of a convolution on its own, as a view of the padded data."""
+    """What each tap of the filters meets in a convolution, as a view of the padded data."""
 
     def __init__(
         self, x: np.ndarray, size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
@@ -48,42 +48,55 @@ class Naive:
             for n, k, s, d in zip(self.padded.shape[2:], size, self.stride, self.dilation)
         )
 
-    def window(self, i: int, j: int, group: int) -> np.ndarray:
-        rows, columns = (
-            slice(at * s, at * s + d * (k - 1) + 1, d)
-            for at, k, s, d in zip((i, j), self.size, self.stride, self.dilation)
-        )
-        channels = self.padded.shape[1] // self.groups
-        return self.padded[:, group * channels : (group + 1) * channels, rows, columns]
+    def taps(self) -> Any:
+        """Each position in the filters, and what it meets: (batch, group, channel, row, column)."""
+        n, channels, *image = self.padded.shape
+        groups = self.padded.reshape(n, self.groups, channels // self.groups, *image)
+        for at in np.ndindex(*self.size):
+            rows, columns = (
+                slice(k * d, k * d + (count - 1) * s + 1, s)
+                for k, count, s, d in zip(at, self.out, self.stride, self.dilation)
+            )
+            yield at, groups[..., rows, columns]
 
-    def positions(self, filters: int) -> Any:
-        """Each output's position, group and channels."""
-        part = filters // self.groups
-        for i, j, group in np.ndindex(*self.out, self.groups):
-            yield (i, j, group), slice(group * part, (group + 1) * part)
+    def filters(self, f: np.ndarray) -> np.ndarray:
+        """(row, column, group, filter, channel) of (filter, channel, row, column), as a view."""
+        return f.reshape(self.groups, len(f) // self.groups, *f.shape[1:]).transpose(3, 4, 0, 1, 2)
+
+    def outputs(self, y: np.ndarray) -> np.ndarray:
+        """(batch, group, filter, position) of (batch, filter, row, column), as a view."""
+        n, channels, rows, columns = y.shape
+        return y.reshape(n, self.groups, channels // self.groups, rows * columns)
+
+
+def lines(tap: np.ndarray) -> np.ndarray:
+    """(…, position) of (…, row, column)."""
+    return tap.reshape(*tap.shape[:-2], tap.shape[-2] * tap.shape[-1])
 
 
 def convolved(x: np.ndarray, f: np.ndarray, bias: Any = None, **attrs: Any) -> np.ndarray:
     naive = Naive(x, f.shape[2:], **attrs)
     y = np.zeros((len(x), len(f), *naive.out))
-    for (i, j, group), filters in naive.positions(len(f)):
-        y[:, filters, i, j] = np.tensordot(naive.window(i, j, group), f[filters], ([1, 2, 3],) * 2)
+    outputs, filters = naive.outputs(y), naive.filters(f)
+    for at, tap in naive.taps():
+        outputs += filters[at] @ lines(tap)
     return y if bias is None else y + bias.reshape(-1, 1, 1)
 
 
 def data_gradient(f: np.ndarray, dy: np.ndarray, x: np.ndarray, **attrs: Any) -> np.ndarray:
     naive = Naive(np.zeros(x.shape), f.shape[2:], **attrs)
-    for (i, j, group), filters in naive.positions(len(f)):
-        window = naive.window(i, j, group)
-        window += np.tensordot(dy[:, filters, i, j], f[filters], 1)
+    outputs, filters = naive.outputs(dy), naive.filters(f)
+    for at, tap in naive.taps():
+        tap += (filters[at].swapaxes(1, 2) @ outputs).reshape(tap.shape)
     return naive.inside.copy()
 
 
 def filter_gradient(x: np.ndarray, dy: np.ndarray, f: np.ndarray, **attrs: Any) -> np.ndarray:
     naive = Naive(x, f.shape[2:], **attrs)
     df = np.zeros(f.shape)
-    for (i, j, group), filters in naive.positions(len(f)):
-        df[filters] += np.tensordot(dy[:, filters, i, j].T, naive.window(i, j, group), 1)
+    outputs, filters = naive.outputs(dy), naive.filters(df)
+    for at, tap in naive.taps():
+        filters[at] += (outputs @ lines(tap).swapaxes(2, 3)).sum(0)
     return df
 
 
