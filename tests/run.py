@@ -202,7 +202,7 @@ def needs(test: unittest.TestCase, device: str) -> bool:
     if any(device in names for names in of_both):
         return True
     code = getattr(inspect.unwrap(method), "__code__", None) if method else None
-    return code is not None and "native_contexts" in code.co_names
+    return code is not None and not {"native_contexts", "each_context"}.isdisjoint(code.co_names)
 
 
 def draws(test: unittest.TestCase) -> bool:

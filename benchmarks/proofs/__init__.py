@@ -1,1 +1,1 @@
-"""Proofs with their records: losses, accuracies, attacks, all tests on a GPU."""
+"""Proofs with their records: attacks, long runs, services under load, all tests on a GPU."""

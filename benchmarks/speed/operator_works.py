@@ -1,7 +1,7 @@
 """The works of operators.py: an operator at a size, and its equivalent in PyTorch.
 
-Every row of the operators' table (tests/support/samples.py) is a work, or is named in WITHIN (a
-work times it along) or in WITHOUT (PyTorch has no counterpart).
+Every row of the operators' table (tests/support/table/samples.py) is a work, or is named in WITHIN
+(a work times it along) or in WITHOUT (PyTorch has no counterpart).
 """
 
 from __future__ import annotations

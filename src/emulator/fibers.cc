@@ -162,7 +162,9 @@ struct Fiber {
   const Group* waits;  // for whose round to pass; null: it may run
   unsigned round, exchanges;
   bool ended, sleeps;
-  std::function<bool()> until;  // true: it may run
+  bool asks;                    // whether it waits for `until` to be true
+  bool queues;                  // whether anything was ever added to what follows
+  std::function<bool()> until;
   Queue<Copy> copies;
   Queue<Act> units[(int)Unit::kCount];
 };
@@ -228,6 +230,7 @@ class Scheduler {
   void WaitUntil(std::function<bool()> done) {
     if (done()) return;
     fiber().until = std::move(done);
+    fiber().asks = true;
     SwitchAway();
   }
   void Sleep() {
@@ -256,9 +259,19 @@ class Scheduler {
   Group& all() { return all_; }
   Group& warp() { return warps_[current_ / kLanes]; }
   Group& warpgroup() { return warpgroups_[current_ / kWarpgroup]; }
-  Slots NextSlots() { return slots_[current_ / kLanes][fiber().exchanges++ % 2]; }
+  Slots Exchange(const void* mine, size_t nbytes) {
+    const Slots slots = slots_[current_ / kLanes][fiber().exchanges++ % 2];
+    memcpy(slots[current_ % kLanes], mine, nbytes);
+    Wait(warp());
+    return slots;
+  }
   char* dynamic() { return dynamic_; }
   Fiber& fiber() { return fibers_[current_]; }
+  // The same, to add work to what it queues.
+  Fiber& queuing() {
+    fiber().queues = true;
+    return fiber();
+  }
   bool late() const { return late_; }
   int rank() const { return (int)rank_; }
   uint32_t AddressOf(const void* shared) const {
@@ -281,11 +294,11 @@ class Scheduler {
     Fiber& fiber = fibers_[thread];
     fiber.waits = nullptr;
     fiber.exchanges = 0;
-    fiber.ended = fiber.sleeps = false;
-    fiber.until = nullptr;
+    fiber.ended = fiber.sleeps = fiber.asks = false;
+    fiber.stack_pointer = nullptr;
+    if (!std::exchange(fiber.queues, false)) return;
     fiber.copies.Clear();
     for (Queue<Act>& unit : fiber.units) unit.Clear();
-    fiber.stack_pointer = nullptr;
   }
   // Gives a fiber the stack of one that has ended, which the caches have, or else one of its own.
   void GiveStack(Fiber& fiber) {
@@ -308,14 +321,14 @@ class Scheduler {
   }
   static bool MayRun(const Fiber& fiber) {
     return !fiber.ended && (!fiber.waits || fiber.waits->round != fiber.round) &&
-           (!fiber.until || fiber.until());
+           (!fiber.asks || fiber.until());
   }
   void SwitchAway() { dlsys_switch_fiber(&fiber().stack_pointer, main_); }
   void Resume(unsigned thread) {
     current_ = thread;
     *thread_x_ = thread;
     fibers_[thread].waits = nullptr;
-    fibers_[thread].until = nullptr;
+    fibers_[thread].asks = false;
     if (!fibers_[thread].stack_pointer) GiveStack(fibers_[thread]);
     dlsys_switch_fiber(&main_, fibers_[thread].stack_pointer);
   }
@@ -341,7 +354,7 @@ class Scheduler {
   // True where some threads wait for what other blocks do.
   bool WaitsForBlocks(unsigned threads) const {
     for (unsigned k = 0; k < threads; k++)
-      if (!fibers_[k].ended && (fibers_[k].sleeps || (cluster_ && fibers_[k].until))) return true;
+      if (!fibers_[k].ended && (fibers_[k].sleeps || (cluster_ && fibers_[k].asks))) return true;
     return false;
   }
 
@@ -458,7 +471,7 @@ void MeetBlock() { scheduler().Wait(scheduler().all()); }
 void MeetWarp() { scheduler().Wait(scheduler().warp()); }
 void MeetWarpgroup() { scheduler().Wait(scheduler().warpgroup()); }
 void MeetCluster() { scheduler().WaitForCluster(); }
-Slots NextSlots() { return scheduler().NextSlots(); }
+Slots Exchange(const void* mine, size_t nbytes) { return scheduler().Exchange(mine, nbytes); }
 void* DynamicShared() { return scheduler().dynamic(); }
 const void* OfPeer(const void* shared, int peer) { return scheduler().OfPeer(shared, peer); }
 
@@ -481,22 +494,20 @@ void ArriveNumbered(int number, int threads) {
 void CopyLater(float* to, const float* from, int count, bool valid) {
   const Copy copy = {to, from, count, valid};
   if (scheduler().late())
-    scheduler().fiber().copies.Add(copy);
+    scheduler().queuing().copies.Add(copy);
   else
     copy.Do();
 }
-void CloseCopies() { scheduler().fiber().copies.Close(); }
+void CloseCopies() { scheduler().queuing().copies.Close(); }
 void WaitForCopies(int left) {
   scheduler().fiber().copies.WaitFor(left, [](const Copy& copy) { copy.Do(); });
 }
 
-void Begin(Unit unit, std::function<void()> act) {
-  if (scheduler().late())
-    scheduler().fiber().units[(int)unit].Add(std::move(act));
-  else
-    act();
+bool IsLate() { return scheduler().late(); }
+void BeginLater(Unit unit, std::function<void()> act) {
+  scheduler().queuing().units[(int)unit].Add(std::move(act));
 }
-void CloseGroup(Unit unit) { scheduler().fiber().units[(int)unit].Close(); }
+void CloseGroup(Unit unit) { scheduler().queuing().units[(int)unit].Close(); }
 void WaitForGroups(Unit unit, int left) {
   scheduler().fiber().units[(int)unit].WaitFor(left, [](const Act& act) { act(); });
 }

@@ -24,20 +24,17 @@ void MeetWarp();
 void MeetWarpgroup();
 void MeetCluster();
 
-// What each lane of this warp shows the others: a slot a lane, which it fills before a MeetWarp and
-// the others read behind it. There are two sets, by turns, so that one meeting an exchange
-// suffices: whoever fills a set again has met all others behind their reading of it.
+// Shows the other lanes of this warp some bytes, and returns what each of them shows, by lane. There
+// are two sets of slots, by turns, so that one meeting an exchange suffices: whoever fills a set
+// again has met all others behind their reading of it.
 using Slots = char (*)[kSlotNbytes];
-Slots NextSlots();
+Slots Exchange(const void* mine, size_t nbytes);
 
 template <class T>
 T FromLane(const T& value, int lane) {
   static_assert(sizeof(T) <= kSlotNbytes, "it fits into a slot");
-  const Slots slots = NextSlots();
-  memcpy(slots[Lane()], &value, sizeof value);
-  MeetWarp();
   T other;
-  memcpy(&other, slots[lane], sizeof other);
+  memcpy(&other, Exchange(&value, sizeof value)[lane], sizeof other);
   return other;
 }
 
@@ -64,7 +61,12 @@ void ArriveNumbered(int number, int threads);
 // What a thread begins and waits for later: done at any time between. Groups are as those of
 // CopyLater. Of what others wait for, nobody knows the time: see Background.
 enum class Unit { kProducts, kStores, kCount };
-void Begin(Unit unit, std::function<void()> act);
+bool IsLate();  // whether this block does it as late as it may
+void BeginLater(Unit unit, std::function<void()> act);
+template <class F>
+void Begin(Unit unit, const F& act) {
+  IsLate() ? BeginLater(unit, act) : act();
+}
 void CloseGroup(Unit unit);
 void WaitForGroups(Unit unit, int left);
 // Does it now, or when nothing else in the block can go on.

@@ -65,8 +65,8 @@ class Training(unittest.TestCase):
         """The losses that they had when the command line could do nothing else."""
         known = (
             (("-m", "logreg"), [0.528706, 0.456562]),
-            (("-m", "mlp", "--lr", "0.1"), [0.678506, 0.517261]),
             (("-m", "mlp", "--lr", "0.1", "--seed", "5"), [0.663937, 0.511793]),
+            (("-m", "mlp", "--lr", "0.1"), [0.678506, 0.517261]),
         )
         for arguments, expected in sample.of(known, 2):
             for ours, theirs in zip(curve(*arguments)[:2], expected, strict=True):

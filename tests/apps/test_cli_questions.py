@@ -19,8 +19,8 @@ from dlsys.apps.pictures import normal_form, read_pictures
 from dlsys.data import write_idx
 from dlsys.train import load_model
 from support.devices import native_contexts
-from support.onnx_rows import MISSING, run_onnxruntime
 from support.small_digits import ENDING, MLP, Folder, needs
+from support.table.onnx_rows import MISSING, run_onnxruntime
 
 
 class Questions(Folder):

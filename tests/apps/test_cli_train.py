@@ -20,7 +20,7 @@ from dlsys.apps.setup import OPTIMIZERS, SCHEDULES, Setup, UsageError, choose
 from dlsys.errors import DataError
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.train import safetensors
-from support.devices import native_contexts, require
+from support.devices import native_contexts, not_emulated, require
 from support.small_digits import ENDING, MLP, Folder, needs
 
 # Everything that has a state: slots, a schedule, masks, the order and the changes of images.
@@ -210,7 +210,7 @@ class Resume:
 
     def ended(self, how: signal.Signals, *options: object) -> tuple[int, str]:
         """Sends a signal to a run in its third epoch; returns its status and what it complained."""
-        program = [sys.executable, small.__file__, "0.01", *MLP, "-c", self.device, *options,
+        program = [sys.executable, small.__file__, "0.02", *MLP, "-c", self.device, *options,
                    "--data-dir", self.data, "--checkpoint", self.folder / "run"]  # fmt: skip
         with subprocess.Popen(list(map(str, program)), stdout=-1, stderr=-1, text=True) as process:
             assert process.stdout is not None
@@ -230,7 +230,7 @@ class Resume:
             np.testing.assert_array_equal(got[name], value, name)
 
     def test_after_ctrl_c(self) -> None:
-        options = ("-e", 12, *STATEFUL, *AUGMENTED, "--early-stop", 12)
+        options = ("-e", 6, *STATEFUL, *AUGMENTED, "--early-stop", 6)
         status, err = self.ended(signal.SIGINT, *options)
         self.assertEqual(status, 130, err)
         done = (
@@ -240,7 +240,7 @@ class Resume:
         self.check_resumed(self.whole(*options))
 
     def test_after_a_kill(self) -> None:
-        options = ("-e", 12, *STATEFUL)
+        options = ("-e", 6, *STATEFUL)
         status, err = self.ended(signal.SIGKILL, *options)
         self.assertEqual((status, err), (-signal.SIGKILL, ""))
         self.check_resumed(self.whole(*options))
@@ -321,6 +321,7 @@ class Kept(Folder):
         written = bool(list(log.glob("events.out.tfevents.*")))
         self.assertEqual(written, importlib.util.find_spec("tensorboardX") is not None)
 
+    @not_emulated
     @needs("matplotlib", "viz")
     def test_the_report_has_all_of_its_sections(self) -> None:
         path = self.folder / "new" / "run.html"

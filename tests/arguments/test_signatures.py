@@ -22,7 +22,7 @@ from dlsys.graph.node import output_op
 from dlsys.ops.conv.geometry import IntPair, Windows
 from dlsys.ops.indexing import Key
 from dlsys.ops.loss.rows import Numbers
-from support.operators import modules_of_operators
+from support.table.operators import modules_of_operators
 
 # Values that no kind of attribute takes, or none of that kind.
 NEVER = (object(), lambda: 0, 1j)

@@ -13,9 +13,9 @@ from dlsys import ndarray
 from dlsys.ops.conv.im2col import CHUNK_NBYTES
 from dlsys.ops.conv.pooling import max_pool_op
 from support.devices import EMULATED, needs_torch, require, slow
-from support.families.conv import convolved, data_gradient, filter_gradient
-from support.families.pooling import first_indices, max_pooled, spread
 from support.seeds import SEED
+from support.table.families.conv import convolved, data_gradient, filter_gradient
+from support.table.families.pooling import first_indices, max_pooled, spread
 
 IMAGES = 16 if EMULATED else 64  # of large layers
 

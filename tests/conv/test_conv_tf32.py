@@ -16,7 +16,7 @@ from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.runtime.library import load
 from support import sample
 from support.devices import fewer, require, slow
-from support.families.conv import convolved, data_gradient, filter_gradient
+from support.table.families.conv import convolved, data_gradient, filter_gradient
 
 FACTOR_EPS = 2.0**-10  # of a product of two factors that are each rounded to 10 bits
 SUM_EPS = 2.0**-23

@@ -13,7 +13,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from support import sample
-from support.devices import native_contexts
+from support.devices import each_context, not_emulated
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,17 +30,18 @@ class Readme(unittest.TestCase):
         self.assertGreater(accuracy, 0.9)
 
     def test_the_graph_learns_on_every_device(self):
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             with self.subTest(ctx=ctx):
                 scope: dict = {"ctx": ctx}
                 exec(EXAMPLES[1].replace("ctx=None", "ctx=ctx"), scope)
                 self.assertLess(float(scope["loss_value"]), 0.2)
 
+    @not_emulated
     def test_a_network_from_data_to_checkpoint(self):
         example = EXAMPLES[2].replace("ndarray.best()", "CTX", 1).replace("runs/lenet", "FOLDER")
         for name, count in (("train", sample.count(600, 300)), ("validation", 100), ("test", 100)):
             example = example.replace(f"sets.{name},", f"sets.{name}.subset(slice({count})),")
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             with self.subTest(ctx=ctx), tempfile.TemporaryDirectory() as folder:
                 scope: dict = {"CTX": ctx}
                 with contextlib.redirect_stdout(io.StringIO()) as told:
@@ -59,7 +60,7 @@ class Readme(unittest.TestCase):
         y = scope["square_op"](x)
         (dx,) = ad.gradients(y, [x])
         value = np.array([1.0, -2.0, 3.5], np.float32)
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             with self.subTest(ctx=ctx):
                 results = ad.Executor([y, dx], ctx=ctx).run({x: value}, True)
                 np.testing.assert_allclose(results[0], value**2)

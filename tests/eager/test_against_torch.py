@@ -11,8 +11,8 @@ import unittest
 
 from dlsys.ndarray import cpu
 from support.devices import require
-from support.draws import Draw
 from support.seeds import SEED
+from support.table.draws import Draw
 
 COUNT = int(os.environ.get("DLSYS_TENSOR_PROGRAMS", "60"))
 

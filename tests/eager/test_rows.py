@@ -17,10 +17,10 @@ from dlsys.ndarray import cpu, gpu
 from dlsys.runtime.device import Context, unavailable
 from dlsys.runtime.target import target_of
 from support import sample as sampling
-from support.cases import Gradients, Use, in_dtype, make_arrays
 from support.devices import require
-from support.rows import Case, Sample
-from support.samples import SAMPLES
+from support.table.cases import Gradients, Use, in_dtype, make_arrays
+from support.table.rows import Case, Sample
+from support.table.samples import SAMPLES
 
 FLOAT32 = np.dtype(np.float32)
 MOST = 2000  # elements of the cases that are run; sizes are for kernels, which are the same

@@ -19,7 +19,7 @@ from dlsys.executor.autocast import autocast
 from dlsys.graph.node import Node
 from dlsys.passes.simplify import simplify
 from dlsys.runtime.device import Context, gpu
-from support.devices import native_contexts, needs_torch, require
+from support.devices import each_context, native_contexts, needs_torch, require
 from support.fusion import CPU, require_fusion, without
 
 ROWS, FEATURES, CLASSES = 16, 24, 5
@@ -192,7 +192,7 @@ class Devices(unittest.TestCase):
         for kind in KINDS:
             wanted = np.array(Network(kind).losses(None, "fp32"))
             allowed = ROUNDING[bfloat16] / 4 * wanted[0] * (1 + np.arange(4))
-            for ctx in (None, *native_contexts()):
+            for ctx in each_context():
                 with self.subTest(kind=kind, ctx=ctx):
                     found = np.array(Network(kind).losses(ctx))
                     self.assertTrue((abs(found - wanted) <= allowed).all(), (found, wanted))
@@ -200,7 +200,7 @@ class Devices(unittest.TestCase):
                     self.assertLess(found[-1], found[0])
 
     def test_fetches_parameters_and_slots_are_float32(self) -> None:
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             net = Network("dense")
             loss, out, _ = net.executor(ctx).run(net.feeds, True)
             self.assertEqual({loss.dtype, out.dtype}, {FLOAT32})
@@ -239,7 +239,7 @@ class Devices(unittest.TestCase):
             ones = {x: np.ones((40, 8), np.float32)}
             return ad.Executor([dropped], ctx, precision).run(ones, True)[0]
 
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             np.testing.assert_array_equal(kept(ctx, "bf16"), kept(None, "fp32"))
 
 
@@ -248,7 +248,7 @@ class Tensors(unittest.TestCase):
         """Both give the losses of an executor of the same step. Measured: the same bits, where
         those of float32 are 3e-4 away.
         """
-        for device in (None, *native_contexts()):
+        for device in each_context():
             wanted = self.losses(device, "executor")
             for way in ("eager", "jit"):
                 found = self.losses(device, way)
@@ -345,7 +345,7 @@ class AgainstTorch(unittest.TestCase):
             theirs = self.torch_gradients(weights, x, y, "bfloat16")
             exact = self.torch_gradients(weights, x, y, None)
             bound = self.distance(theirs, exact)
-            for ctx in (None, *native_contexts()):
+            for ctx in each_context():
                 ours = self.gradients(weights, x, y, ctx)
                 self.assertLess(self.distance(ours, exact), bound, (seed, ctx))
 

@@ -197,10 +197,10 @@ class NativeNetworks(Networks):
 
     @slow
     def test_a_few_hundred_digits_train(self) -> None:
-        batch = 10 if EMULATED and self.ctx is gpu(0) else 50
-        setup = choose("cnn", {"seed": 7, "batch_size": batch})
-        images = Split(*(values[: 10 * batch] for values in digits()))
-        model, data = setup.build_model(), Loader(images, batch, shuffle=True, seed=7)
+        if EMULATED and self.ctx is gpu(0):
+            self.skipTest("not here: an emulated GPU, of which each step is compared with numpy")
+        setup = choose("cnn", {"seed": 7, "batch_size": 50})
+        model, data = setup.build_model(), Loader(digits(), 50, shuffle=True, seed=7)
         optimizer = setup.build_optimizer(setup.build_schedule(10 * len(data)))
         history = train.fit(model, data, optimizer, epochs=10, ctx=self.ctx, quiet=True)
         curve = history.column("loss")

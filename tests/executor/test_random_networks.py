@@ -21,9 +21,9 @@ from dlsys.graph.node import Node
 from dlsys.passes.pipeline import Pass
 from dlsys.runtime.device import Context
 from support.devices import on_native_devices, slow
-from support.draws import Draw
 from support.fusion import GPU, fusions, named
 from support.seeds import SEED
+from support.table.draws import Draw
 
 COUNT = 25  # networks
 RUNS = 3  # of each: on a GPU the second is recorded

@@ -19,7 +19,7 @@ import dlsys
 from dlsys import nn, optim, train
 from dlsys.data import Loader, Rotate, Shift
 from dlsys.runtime.device import Context, cpu, gpu
-from support.devices import native_contexts, require, slow
+from support.devices import each_context, require, slow
 
 torch: Any = import_module("torch") if find_spec("torch") else None
 
@@ -66,7 +66,7 @@ def trained_with(threads: int) -> str:
 
 class Repeatable(unittest.TestCase):
     def test_a_seed_gives_the_same_bits_and_another_one_others(self) -> None:
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             with self.subTest(ctx=ctx):
                 first = trained(ctx)
                 self.assertEqual(trained(ctx), first)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import dlsys
 from dlsys import autodiff as ad
-from support.operators import modules_of_operators
+from support.table.operators import modules_of_operators
 
 PACKAGE = Path(dlsys.__file__).parent
 FAMILIES = [module for module in modules_of_operators() if module.__name__.startswith("dlsys.ops.")]

@@ -17,6 +17,7 @@ from dlsys.graph.node import Node, find_topo_sort
 from dlsys.runtime.device import Context, gpu
 from fusion.test_gemm_epilogue import Network, feeds_of
 from fusion.test_weight_update import OPTIMIZERS, grouped
+from support import sample
 from support.devices import require
 from support.fusion import GPU, without
 from support.fusion import fused as run_fusions
@@ -116,14 +117,21 @@ class OnGpu(unittest.TestCase):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=bound)
 
     def test_shapes(self) -> None:
-        for rows, k, classes in (
+        shapes = (
             (2, 4, 1), (7, 8, 5), (8, 12, 4), (9, 1024, 5), (20, 784, 10), (17, 36, 16),
             (9, 20, 11), (ROWS * MOST_PARTS + 9, 8, 6),
-        ):  # fmt: skip
-            for options in ({}, {"transposed": True}, {"transposed": rows % 2 == 0, "dense": True}):
-                with self.subTest(rows=rows, k=k, classes=classes, **options):
-                    build = self.network(rows, k, classes, options)
-                    self.check(build, lambda: optim.SGD(0.25))
+        )  # fmt: skip
+        cases = [
+            (shape, options)
+            for shape in shapes
+            for options in (
+                *({}, {"transposed": True}),
+                {"transposed": shape[0] % 2 == 0, "dense": True},
+            )
+        ]
+        for shape, options in sample.of(cases, 10):  # of each shape, and of all options
+            with self.subTest(shape=shape, **options):
+                self.check(self.network(*shape, options), lambda: optim.SGD(0.25))
 
     def network(self, rows: int, k: int, classes: int, options: dict) -> Callable[[], Network]:
         return lambda: Network((rows,), (k, classes), **options)

@@ -12,7 +12,7 @@ from dlsys import autodiff as ad
 from dlsys import functional as F
 from dlsys.graph.node import Node
 from dlsys.runtime.device import Context
-from support.devices import native_contexts
+from support.devices import each_context
 from support.fusion import fused, without
 from support.graphs import operators, simplified, variable
 
@@ -105,8 +105,7 @@ class Values(unittest.TestCase):
     def test_are_those_without_it(self) -> None:
         rng = np.random.default_rng(3)
         x = rng.standard_normal((N, LENGTH, 3 * WIDTH), np.float32)
-        contexts: list[Context | None] = [None, *native_contexts()]
-        for ctx in contexts:
+        for ctx in each_context():
             for cut in (*FOUND, *OTHERS):
                 for dropout in (0.0, 0.4):
                     with self.subTest(ctx=ctx, cut=cut.__name__, dropout=dropout):

@@ -19,7 +19,7 @@ from dlsys.runtime.device import Context, gpu
 from dlsys.runtime.library import load
 from support import sample
 from support.devices import EMULATED, require, slow
-from support.families.fused.gemm import FORMULAS
+from support.table.families.fused.gemm import FORMULAS
 
 FLOAT32 = np.float32
 FP32, TF32 = 0, 1  # precisions, as kernels number them

@@ -1,6 +1,6 @@
 """Operators and losses against PyTorch: values, gradients and gradients of gradients.
 
-A case is a row of tests/support/samples.py with random shapes, attributes and values, on one
+A case is a row of tests/support/table/samples.py with random shapes, attributes and values, on one
 device. What PyTorch computes of it in float64 is the oracle, and the bound is |error| <= c · K ·
 eps · scale: values have the row's own `ulps` and `scale`; a gradient's c is 16, its K the root of
 the number of elements that may have been summed, and its scale the largest element, together with
@@ -28,9 +28,9 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.errors import DlsysError
-from support.draws import DRAWS, SCALES, Draw
-from support.rows import Case, Sample, Shape
-from support.samples import SAMPLES
+from support.table.draws import DRAWS, SCALES, Draw
+from support.table.rows import Case, Sample, Shape
+from support.table.samples import SAMPLES
 
 from .harness import Finding, Source, Trial, Unjudged
 from .oracles import ORACLES, PURPOSE, Oracle
@@ -67,7 +67,7 @@ def _places(device: str) -> list[tuple[Any, Any]]:
 
 # ---- a case ----
 class Drawn(Draw):
-    """The draws of tests/support/draws.py, each choice of which hypothesis can make smaller."""
+    """The draws of support/table/draws.py, each choice of which hypothesis can make smaller."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""What PyTorch has for the rows of tests/support/samples.py, and where we differ from it on
+"""What PyTorch has for the rows of tests/support/table/samples.py, and where we differ from it on
 purpose.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from support.draws import Draw
-from support.rows import Case, classes, extreme, signed
+from support.table.draws import Draw
+from support.table.rows import Case, classes, extreme, signed
 
 try:
     import torch
@@ -28,7 +28,7 @@ class Oracle:
 
     function: Callable[..., Any]
     local: bool = False
-    draw: Callable[[Draw], Case] | None = None  # instead of that of tests/support/draws.py
+    draw: Callable[[Draw], Case] | None = None  # instead of that of tests/support/table/draws.py
     patterns: bool = True  # whether its inputs may have values out of the row's domain
     order: int = 2  # of the derivatives that are compared
     conditioned: float = 0.0  # how much of the case's condition a value may be off by
@@ -66,7 +66,7 @@ def local(function: Callable[..., Any], **more: Any) -> Oracle:
     return Oracle(function, local=True, **more)
 
 
-# ---- draws of rows that tests/support/draws.py has not ----
+# ---- draws of rows that tests/support/table/draws.py has not ----
 def constants(*more: float) -> Callable[[Draw], Case]:
     def draw(d: Draw) -> Case:
         const = d.one(2, -1.5, 0.5, 3, 1, 0, -1, -2, 0.25, *more)

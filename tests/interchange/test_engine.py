@@ -14,7 +14,7 @@ import numpy as np
 import dlsys as dl
 from dlsys import data, nn
 from dlsys.errors import DataError, DlsysError
-from support.onnx_rows import MISSING
+from support.table.onnx_rows import MISSING
 
 SHAPE = (None, 1, 28, 28)
 

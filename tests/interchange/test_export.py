@@ -26,7 +26,7 @@ from dlsys.graph.node import Node, Op
 from dlsys.onnx.exporter.extents import Expression, assignments, expression
 from support.devices import slow
 from support.graphs import evaluate, variable
-from support.onnx_rows import MISSING, run_onnxruntime, run_reference
+from support.table.onnx_rows import MISSING, run_onnxruntime, run_reference
 
 FLOAT32 = np.dtype(np.float32)
 # The ready models, and layers that they lack, with the shapes of their inputs.

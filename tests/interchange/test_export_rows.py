@@ -12,9 +12,9 @@ from typing import Any
 
 from dlsys.errors import GraphError
 from dlsys.onnx.exporter.registry import NO_RULE
-from support.onnx_rows import DEFECTS, MISSING, RUNTIMES, RowFile, refused, small_cases
-from support.rows import Case, Sample
-from support.samples import SAMPLES
+from support.table.onnx_rows import DEFECTS, MISSING, RUNTIMES, RowFile, refused, small_cases
+from support.table.rows import Case, Sample
+from support.table.samples import SAMPLES
 
 
 @unittest.skipIf(MISSING, f"not here: {', '.join(MISSING)}")

@@ -17,8 +17,8 @@ import dlsys as dl
 from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import DataError, DlsysError
-from support.devices import native_contexts
-from support.onnx_rows import MISSING
+from support.devices import each_context
+from support.table.onnx_rows import MISSING
 
 if not MISSING:
     import onnx
@@ -75,7 +75,7 @@ class Import(unittest.TestCase):
 
     def test_every_device_computes_what_onnx_runtime_does(self) -> None:
         (wanted,) = self.expected(network(), {"x": X})
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             (got,) = ImportedModel(network()).run({"x": X}, ctx)
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
@@ -113,7 +113,7 @@ class Import(unittest.TestCase):
                  helper.make_node("Relu", ["a"], ["y"])]  # fmt: skip
         proto = model(nodes, {"x": [2, 1, 4, 4]}, ["y"])
         (wanted,) = self.expected(proto, {"x": X})
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             x = ad.Variable("x", (2, 1, 4, 4), np.float32)
             (got,) = ad.Executor([ImportedModel(proto)(x)], ctx).run({x: X}, True)
             np.testing.assert_allclose(got, wanted, rtol=1e-5)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from support.devices import native_contexts
-from support.onnx_rows import MISSING
+from support.devices import each_context
 from support.shipped_models import MODELS, located, tuned
+from support.table.onnx_rows import MISSING
 
 # Rounding to 8 bits, whose steps the last bits of a sigmoid decide: ONNX Runtime differs from
 # itself by up to 0.054 where its input changes by a part in 10^7.
@@ -43,7 +43,7 @@ class ShippedModels(unittest.TestCase):
         for k in range(2):
             feeds = MODELS[name].inputs(k)
             wanted = session.run(None, feeds)
-            for ctx in (None, *native_contexts()):
+            for ctx in each_context():
                 for y, z in zip(model.run(feeds, ctx), wanted, strict=True):
                     # Its sigmoid is a multiple of 2^-25 near 0: measured up to 7.5e-8 from ours.
                     np.testing.assert_allclose(

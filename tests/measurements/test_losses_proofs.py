@@ -1,4 +1,4 @@
-"""The proofs of benchmarks/proofs/losses.py: right training passes, wrong is found; the table."""
+"""The proofs of benchmarks/learning/losses.py: right training passes, wrong is found; the table."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from dlsys import nn
 from dlsys.data import Mnist, Split
 from dlsys.ndarray import Context, cpu
-from proofs import losses, losses_proofs
-from proofs.losses_proofs import Proof, Training
+from learning import losses, losses_proofs
+from learning.losses_proofs import Proof, Training
 from shared.workloads import Work
 from tables import losses as losses_table
 from tables.gpu import Results

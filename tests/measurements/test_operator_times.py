@@ -13,7 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from speed.operator_works import WITHIN, WITHOUT, works
-from support.samples import SAMPLES
+from support.table.samples import SAMPLES
 from tables import operators as operators_table
 from tables.gpu import Results
 

@@ -20,7 +20,7 @@ from dlsys.runtime.device import gpu
 from dlsys.runtime.library import load
 from support import sample
 from support.devices import EMULATED, require
-from support.families.random import SEED, keeps
+from support.table.families.random import SEED, keeps
 
 TF32 = np.dtype(np.float32)  # which the tensor cores read as tf32
 DTYPES = (bfloat16, FLOAT16, TF32)

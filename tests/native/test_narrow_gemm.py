@@ -30,8 +30,8 @@ from dlsys.runtime.device import gpu
 from dlsys.runtime.library import load
 from dlsys.settings import settings
 from support.devices import EMULATED, require
-from support.families.fused.gemm import DACTS, FORMULAS
 from support.fusion import require_fusion
+from support.table.families.fused.gemm import DACTS, FORMULAS
 
 NARROW = (bfloat16, FLOAT16)
 TRANSPOSES = list(itertools.product((False, True), repeat=2))

@@ -12,7 +12,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import nn, optim
 from dlsys.errors import DataError
-from support.devices import native_contexts
+from support.devices import each_context
 
 
 class Tied(nn.Module):
@@ -105,7 +105,7 @@ class Copies(unittest.TestCase):
 
     def check(self, copied: Any) -> None:
         values = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             x = ad.Variable("x")
             model = nn.Sequential(nn.Linear(3, 4, rng=0), nn.BatchNorm2d(4), nn.Dropout(0.5, rng=0))
             for used in (False, True):

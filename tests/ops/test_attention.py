@@ -20,8 +20,8 @@ from dlsys.ops.attention.heads import heads_of
 from dlsys.runtime.device import Context, gpu
 from dlsys.settings import settings
 from support.devices import fewer, native_contexts, require
-from support.families.attention import attended, differentiated
 from support.seeds import SEED
+from support.table.families.attention import attended, differentiated
 
 RUNGS = ("naive", "tiled")
 CONTEXTS: list[Context | None] = [None, *native_contexts()]

@@ -11,7 +11,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys.errors import DlsysError, GraphError
 from dlsys.graph.node import Node, same_nodes
-from support.devices import native_contexts
+from support.devices import each_context
 from support.graphs import Training, evaluate
 
 HOST = np.float32([-1, 0, 2, np.nan])
@@ -40,7 +40,7 @@ class ComparisonNodeTests(unittest.TestCase):
             ((OTHER > 0) & (x > 0), (OTHER > 0) & (HOST > 0)),
             ((x > 0) | (OTHER > 0), (HOST > 0) | (OTHER > 0)),
         ]
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             values = evaluate([node for node, _ in rows], {x: HOST, y: OTHER}, ctx)
             for (node, wanted), value in zip(rows, values):
                 self.assertEqual(value.dtype, bool)
@@ -97,7 +97,7 @@ class ComparisonNodeTests(unittest.TestCase):
             raise AssertionError("a node by ==")
 
         with mock.patch.multiple(Node, __eq__=refuse, __ne__=refuse):
-            for ctx in (None, *native_contexts()):
+            for ctx in each_context():
                 net = Training((6, 5, 4, 3), momentum=0.9)
                 labels = np.eye(3, dtype=np.float32)[rng.integers(0, 3, 8)]
                 executor = ad.Executor([net.loss, net.train], ctx)

@@ -16,10 +16,10 @@ import ops.test_operators as test_operators
 from dlsys import ndarray
 from ops.test_operators import NativeOperators, Operators
 from support.devices import require
-from support.draws import DRAWS, SCALES, Draw
-from support.rows import Sample
-from support.samples import SAMPLES
 from support.seeds import SEED
+from support.table.draws import DRAWS, SCALES, Draw
+from support.table.rows import Sample
+from support.table.samples import SAMPLES
 
 COUNT = 8  # cases of a row
 GRADIENT_ULPS = 64  # at least: some of the gradients drawn are sums of hundreds, which cancel

@@ -15,10 +15,10 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.runtime.device import Context
-from support.cases import Use, apply_formula
 from support.devices import on_native_devices
-from support.rows import Case, Sample
-from support.samples import SAMPLES
+from support.table.cases import Use, apply_formula
+from support.table.rows import Case, Sample
+from support.table.samples import SAMPLES
 
 FLOAT = np.finfo(np.float32)
 SIZES = (

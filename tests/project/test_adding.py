@@ -29,7 +29,7 @@ SQUARE = (
         'DLSYS_UNARY(Square, "square", (x * x))\n',
     ),
     (
-        "tests/support/samples.py",
+        "tests/support/table/samples.py",
         '    unary("sigmoid"',
         '    unary("square", lambda x: np.abs(x) ** 2, integers="same"),\n',
     ),

@@ -22,7 +22,7 @@ from dlsys import optim, train
 from dlsys.apps.commands import mnist
 from support import sample
 from support.devices import needs_torch, slow
-from support.rows import Sample
+from support.table.rows import Sample
 
 HYPOTHESIS = importlib.util.find_spec("hypothesis") is not None
 if HYPOTHESIS:

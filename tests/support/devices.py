@@ -88,6 +88,14 @@ def native_contexts() -> list[Context]:
     return [ctx for ctx in devices if unavailable(ctx) is None]
 
 
+def each_context() -> list[Context | None]:
+    """numpy, as None, and the native devices that work here; of a sample on an emulated GPU that
+    one alone, since the sample without a GPU has the others.
+    """
+    native = native_contexts()
+    return list(native) if sample.SAMPLED and EMULATED else [None, *native]
+
+
 def gpu_skip_reason() -> str | None:
     """Why GPU tests cannot run here; None when they can."""
     return unavailable(gpu(0))

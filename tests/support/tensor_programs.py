@@ -50,7 +50,7 @@ class Pair:
 
 
 class Program:
-    """One program. draw: `number`, `flag` and `one`, as of support.draws.Draw."""
+    """One program. draw: `number`, `flag` and `one`, as of support.table.draws.Draw."""
 
     def __init__(self, draw: Any, device: str) -> None:
         self.draw, self.device = draw, device

@@ -11,7 +11,7 @@ from dlsys import autodiff as ad
 from dlsys import optim, train
 from dlsys.dtypes import FLOAT32
 from dlsys.train import checkpoint
-from support.devices import native_contexts
+from support.devices import each_context
 from support.small_runs import InFolder, final, loader, model
 
 METRICS = (train.accuracy,)
@@ -29,7 +29,7 @@ class Fit(InFolder):
 
     def test_it_reaches_what_float32_does(self) -> None:
         """Of 240 samples of validation. Measured: one sample and 0.006 of the loss apart."""
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             (_, _, wanted), (_, _, found) = (
                 self.trained(ctx, word, epochs=8) for word in ("fp32", "bf16")
             )
@@ -40,7 +40,7 @@ class Fit(InFolder):
             self.assertNotEqual(reached["loss"], last["loss"])
 
     def test_a_run_that_is_resumed_ends_with_the_same_bits(self) -> None:
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             with self.subTest(ctx=ctx):
                 folder = self.folder / str(ctx)
                 wanted = self.trained(ctx, "bf16", epochs=3)
@@ -72,7 +72,7 @@ class Fit(InFolder):
 class Rules(unittest.TestCase):
     def test_clipping_averaging_and_accumulation_are_of_float32(self) -> None:
         """Rules read gradients of bfloat16; what they store is float32, on every device."""
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             rng = np.random.default_rng(0)
             w = ad.Parameter(rng.normal(size=(6, 5)).astype(np.float32), "w")
             x = ad.Variable("x", (8, 5), np.float32)

@@ -15,7 +15,7 @@ from dlsys.errors import GraphError, ShapeError
 from dlsys.graph.node import Node
 from dlsys.ndarray import gpu
 from support import devices
-from support.devices import native_contexts
+from support.devices import each_context
 from support.graphs import evaluate
 
 RNG = np.random.default_rng(0)
@@ -40,7 +40,7 @@ class Programs(unittest.TestCase):
         x = RNG.standard_normal((max(batches), *shape)).astype(np.float32)
         wanted = model.eval()(dl.tensor(x, device=None)).numpy()
         model.train()
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             for buckets in (None, (1, 4)):
                 self.program = dl.infer(model, ctx=ctx, buckets=buckets)
                 for count in batches:
@@ -157,7 +157,7 @@ class Programs(unittest.TestCase):
 
         model, x = Attending(), RNG.standard_normal((3, 4)).astype(np.float32)
         node = ad.Variable("x", (None, 4), np.float32)
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             program = dl.infer(model, ctx=ctx)
             wanted = evaluate([model(node)], {node: x})[0]
             np.testing.assert_allclose(program(x), wanted, rtol=1e-5, atol=1e-6)

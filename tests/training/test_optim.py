@@ -14,8 +14,8 @@ from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import DataError, GraphError, ShapeError
 from dlsys.runtime.device import Context
-from support.devices import native_contexts, needs_torch, on_native_devices
-from support.formulas.optim import (
+from support.devices import each_context, needs_torch, on_native_devices
+from support.table.formulas.optim import (
     STEPS,
     adagrad,
     adam,
@@ -464,7 +464,7 @@ class AgainstTorch(unittest.TestCase):
         return [x.detach().numpy() for x in w]
 
     def compare(self, make: Callable, wanted: list[np.ndarray]) -> None:
-        for ctx in (None, *native_contexts()):
+        for ctx in each_context():
             problem = Problem()
             train = make().minimize(problem.loss, problem.parameters)
             problem.train([train], ctx)

@@ -22,7 +22,7 @@ from dlsys.errors import DataError, DlsysError, ShapeError
 from dlsys.viz import figure as figures
 from dlsys.viz.layers import layer_values
 from dlsys.viz.samples import probabilities
-from support.devices import native_contexts
+from support.devices import each_context
 
 try:
     import matplotlib
@@ -339,7 +339,7 @@ class Layers(unittest.TestCase):
 
     def test_values_are_those_of_evaluation_and_modes_stay(self):
         image = np.random.default_rng(1).normal(size=(1, 8, 8)).astype(np.float32)
-        for ctx in [None, *native_contexts()]:
+        for ctx in each_context():
             model = self.model()
             model.to(ctx)
             model[0].eval()

@@ -61,76 +61,12 @@ inline float RoundedToTf32(float x) {
   return isfinite(x) ? __uint_as_float(__float_as_uint(x) + 0x1000u) : x;
 }
 
-inline void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&sums)[4]) {
-  struct Factors {
-    float a[4], b[2];
-  };
-  static_assert(sizeof(Factors) <= emulator::kSlotNbytes, "they fit into a slot");
-  const int lane = emulator::Lane();
-  Factors mine;
-  for (int k = 0; k < 4; k++) mine.a[k] = CutToTf32(a[k]);
-  for (int k = 0; k < 2; k++) mine.b[k] = CutToTf32(b[k]);
-  const emulator::Slots slots = emulator::NextSlots();
-  memcpy(slots[lane], &mine, sizeof mine);
-  emulator::MeetWarp();
-  for (int k = 0; k < 4; k++) {
-    const int row = lane / 4 + k / 2 * 8, col = lane % 4 * 2 + k % 2;
-    for (int d = 0; d < 8; d++) {
-      const auto* left = (const Factors*)slots[row % 8 * 4 + d % 4];
-      const auto* right = (const Factors*)slots[col * 4 + d % 4];
-      sums[k] += left->a[row / 8 + d / 4 * 2] * right->b[d / 4];
-    }
-  }
-}
-
+// In tensor_cores.cc, for each type of 16 bits.
+void MultiplyAddTf32(const float (&a)[4], const float (&b)[2], float (&sums)[4]);
 template <class T>
-float HalfOf(uint32_t word, int half) {
-  T value;
-  value.bits = (uint16_t)(word >> 16 * half);
-  return value;
-}
-
-template <class T>
-void MultiplyAdd16Bit(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&sums)[4]) {
-  struct Factors {
-    uint32_t a[4], b[2];
-  };
-  static_assert(sizeof(Factors) <= emulator::kSlotNbytes, "they fit into a slot");
-  const int lane = emulator::Lane();
-  Factors mine;
-  memcpy(mine.a, a, sizeof a);
-  memcpy(mine.b, b, sizeof b);
-  const emulator::Slots slots = emulator::NextSlots();
-  memcpy(slots[lane], &mine, sizeof mine);
-  emulator::MeetWarp();
-  for (int k = 0; k < 4; k++) {
-    const int row = lane / 4 + k / 2 * 8, col = lane % 4 * 2 + k % 2;
-    for (int d = 0; d < 16; d++) {
-      const auto* left = (const Factors*)slots[row % 8 * 4 + d % 8 / 2];
-      const auto* right = (const Factors*)slots[col * 4 + d % 8 / 2];
-      sums[k] += HalfOf<T>(left->a[row / 8 + d / 8 * 2], d % 2) * HalfOf<T>(right->b[d / 8], d % 2);
-    }
-  }
-}
-
+void MultiplyAdd16Bit(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&sums)[4]);
 template <bool kTransposed>
-void LoadMatrices(const void* row, uint32_t (&words)[4]) {
-  const int lane = emulator::Lane();
-  const emulator::Slots slots = emulator::NextSlots();
-  memcpy(slots[lane], &row, sizeof row);
-  emulator::MeetWarp();
-  for (int k = 0; k < 4; k++) {
-    uint32_t word = 0;
-    for (int half = 0; half < 2; half++) {
-      const int i = lane / 4, j = lane % 4 * 2 + half;
-      const uint16_t* from;
-      memcpy(&from, slots[8 * k + (kTransposed ? j : i)], sizeof from);
-      word |= (uint32_t)from[kTransposed ? i : j] << 16 * half;
-    }
-    words[k] = word;
-  }
-  emulator::MeetWarp();  // what the lanes do to the rows comes behind this
-}
+void LoadMatrices(const void* row, uint32_t (&words)[4]);
 
 inline unsigned CountUp(unsigned* count) { return atomicAdd(count, 1u); }
 

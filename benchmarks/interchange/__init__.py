@@ -1,0 +1,1 @@
+"""ONNX files that run elsewhere, those of others here, damaged ones; quantization."""

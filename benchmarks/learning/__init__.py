@@ -1,0 +1,1 @@
+"""Whole trainings and what they reach, beside the reference, PyTorch or what is expected."""
