@@ -22,9 +22,9 @@ from dlsys.errors import DataError
 from dlsys.ops import boxes
 from dlsys.train import safetensors
 from support.devices import on_native_devices
+from support.small_digits import needs
 from support.table.families.boxes import selected
 from support.table.onnx_rows import run_onnxruntime
-from support.small_digits import needs
 
 SMALL = "--steps 4 --every 2 --batch-size 2 --size 64 --width 8 --seed 3 -c numpy".split()
 
