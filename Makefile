@@ -151,6 +151,7 @@ ONE_ISA := -march=native -DDLSYS_ONE_ISA
 # optimized in half of that again, which only long loops miss. Nor has anything to be inlined where
 # one version is compiled.
 CHECKS := --param asan-instrumentation-with-call-threshold=0 -Dalways_inline=unused
+ASAN_LEVEL ?= $(if $(LONG_LOOPS),-O1,-O0)
 ASAN_TESTS ?= test_operators test_operator_limits test_gpu_op test_state
 ASAN_LIB := $(BUILD)/asan$(if $(EMULATED),-emulated)/libdlsys.so
 asan: $(call READY,test) asan-library
@@ -161,7 +162,7 @@ asan: $(call READY,test) asan-library
 
 asan-library: cxx
 	+@$(SUBMAKE) native CUDA=off BUILD=$(BUILD)/asan LIB=$(ASAN_LIB) EMULATED=$(EMULATED) \
-	  CXX_LEVEL='$$(if $$(LONG_LOOPS),-O1,-O0)' EMULATED_LEVEL='$$(CXX_LEVEL)' \
+	  CXX_LEVEL='$(value ASAN_LEVEL)' EMULATED_LEVEL='$$(CXX_LEVEL)' \
 	  CXXFLAGS="-g1 -fsanitize=address $(CHECKS) -fno-omit-frame-pointer $(ONE_ISA)" \
 	  LDFLAGS=-fsanitize=address
 
@@ -289,8 +290,8 @@ EMULATED_CXXFLAGS = -Isrc/emulator $(BASE_CXXFLAGS) -march=native -ffp-contract=
   $(if $(findstring clang,$(CXX)),,-mtls-dialect=gnu2) -fno-strict-aliasing -Wno-unknown-pragmas \
   -Wno-unused-parameter -Wno-sign-compare -DDLSYS_EMULATED -DDLSYS_CUDA_ARCHS=\"emulated\"
 # Tests run long loops in products, convolutions and attention; the rest compiles in half the time.
-LONG_LOOPS = $(foreach room,gemm conv attention quantized,$(findstring /$(room)/,$<))
-EMULATED_LEVEL = $(if $(filter src/emulator/%,$<),-O2,$(if $(LONG_LOOPS),-O1,-O0))
+LONG_LOOPS = $(strip $(foreach room,gemm conv attention quantized,$(findstring /$(room)/,$<)))
+EMULATED_LEVEL = $(if $(filter src/emulator/%,$<),-O3,$(if $(LONG_LOOPS),-O1,-O0))
 
 CUDA_ARCHS ?= $(if $(GPU_ARCHS),$(if $(NVCC),$(GPU_ARCHS)))
 CUDA_PTX ?=
