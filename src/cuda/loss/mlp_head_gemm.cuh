@@ -7,8 +7,8 @@
 // small: latency of shared memory and of barriers is the limit.
 #pragma once
 #include "cuda/gemm/epilogue.cuh"
+#include "cuda/instructions/ptx.cuh"
 #include "cuda/runtime/divisor.cuh"
-#include "cuda/runtime/ptx.cuh"
 
 namespace dlsys {
 namespace cuda {

@@ -17,9 +17,9 @@
 // cores' power, K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"
-#include "cuda/runtime/hopper.cuh"
+#include "cuda/instructions/hopper.cuh"
+#include "cuda/instructions/ring.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "cuda/runtime/ring.cuh"
 #include "math/epilogue.h"
 
 namespace dlsys {
