@@ -13,7 +13,7 @@
 #include "cuda/loss/cross_entropy.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/lists.cuh"
-#include "math/mlp_head.h"
+#include "operators/mlp_head.h"
 
 namespace dlsys {
 namespace cuda {

@@ -14,7 +14,7 @@
 #include "cuda/loss/cross_entropy.cuh"
 #include "cuda/loss/mlp_head_gemm.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/mlp_head.h"
+#include "operators/mlp_head.h"
 
 namespace dlsys {
 namespace cuda {

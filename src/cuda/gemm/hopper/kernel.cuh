@@ -20,7 +20,7 @@
 #include "cuda/instructions/hopper.cuh"
 #include "cuda/instructions/ring.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/epilogue.h"
+#include "operators/epilogue.h"
 
 namespace dlsys {
 namespace cuda {
