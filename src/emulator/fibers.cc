@@ -332,6 +332,12 @@ class Scheduler {
     if (!fibers_[thread].stack_pointer) GiveStack(fibers_[thread]);
     dlsys_switch_fiber(&main_, fibers_[thread].stack_pointer);
   }
+  // Has the caches fetch what a fiber reads first: the nearest one has no room for a block's
+  // stacks.
+  static void Expect(const Fiber& fiber) {
+    const char* const top = (const char*)fiber.stack_pointer;
+    for (int k = 0; k < 4; k++) __builtin_prefetch(top + 64 * k);
+  }
   // Resumes each thread that may run, once. True where one did more than sleep.
   bool RunThreads(const Turns& turns, unsigned threads) {
     bool moved = false;
@@ -340,6 +346,7 @@ class Scheduler {
       Fiber& fiber = fibers_[thread];
       if (!MayRun(fiber)) continue;
       const bool slept = std::exchange(fiber.sleeps, false);
+      Expect(fibers_[turns[k + 1 < threads ? k + 1 : 0]]);
       Resume(thread);
       moved |= !(slept && fiber.sleeps);
     }
