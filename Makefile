@@ -311,7 +311,12 @@ OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(filter-out src/emulator/%,$(c
 OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(call sources,cu))
 OBJECTS_EMULATED := $(patsubst src/%,$(BUILD)/obj/emulated/%.o,\
   $(call sources,cu) $(filter src/emulator/%,$(call sources,cc)))
-NVVM := $(patsubst src/%,$(BUILD)/obj/nvvm/%.ltoir,$(call sources,cu))
+# Rooms whose files have no name of their own twice are read at once: most of the time goes to what
+# all files include.
+NVVM_ROOMS := loss optim pointwise random reduce runtime gemm/hopper
+NVVM := $(NVVM_ROOMS:%=$(BUILD)/obj/nvvm/cuda/%/room.cu.ltoir) \
+  $(patsubst src/%,$(BUILD)/obj/nvvm/%.ltoir,$(filter-out \
+  $(foreach room,$(NVVM_ROOMS),$(wildcard src/cuda/$(room)/*.cu)),$(call sources,cu)))
 OBJECTS = $(OBJECTS_CXX) $(if $(EMULATED),$(OBJECTS_EMULATED),$(if $(CUDA_ARCHS),$(OBJECTS_CUDA)))
 LINK_CXX = $(CXX) -shared -pthread -Wl,--version-script=src/exports.map -Wl,-z,defs \
   -Wl,-z,nodelete
@@ -390,12 +395,22 @@ $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 $(NVVM): GENCODE = -gencode arch=compute_$(TEST_ARCH),code=lto_$(TEST_ARCH)
 $(NVVM): NVCC_LEVEL = -O0 -Xcicc -O0
 nvvm: $(NVVM)
-	@echo "CUDA files: $(words $^) compiled to NVVM IR for sm_$(TEST_ARCH), not assembled and not linked"
+	@echo "CUDA files: $(words $(call sources,cu)) compiled to NVVM IR for sm_$(TEST_ARCH), not assembled and not linked"
 
+COMPILE_NVVM = $(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -ltoir $< -o $@
 $(BUILD)/obj/nvvm/%.ltoir: src/% $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@mkdir -p $(@D)
 	@echo "compiling $< to NVVM IR"
-	$(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -ltoir $< -o $@
+	$(COMPILE_NVVM)
+
+$(BUILD)/obj/nvvm/%/room.cu.ltoir: $(BUILD)/obj/nvvm/%/room.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
+	@echo "compiling src/$*/*.cu to NVVM IR"
+	$(COMPILE_NVVM)
+
+$(NVVM_ROOMS:%=$(BUILD)/obj/nvvm/cuda/%/room.cu): $(BUILD)/obj/nvvm/%/room.cu: FORCE
+	@mkdir -p $(@D)
+	@printf '#include "%s"\n' $(patsubst src/%,%,$(wildcard src/$*/*.cu)) >$@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 # Its own path is one of those that nvcc puts between double quotes.
 $(NVCC_HERE): FORCE

@@ -225,12 +225,6 @@ using linear_head::kMaxFeatures;
 
 // ---- launchers ----
 
-struct LossArgs {
-  GridReduction reduction;
-  float scale;
-  Output loss;
-};
-
 template <int kClasses, class Labels>
 void LaunchLinearHead(const char* op, int device, const linear_head::Head& head, bool k_major,
                       unsigned blocks, const Labels& labels, const LossArgs& args,

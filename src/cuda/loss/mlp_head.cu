@@ -276,12 +276,6 @@ Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
   return head;
 }
 
-struct LossArgs {
-  GridReduction reduction;
-  float scale;
-  Output loss;
-};
-
 // Fallback: a GEMM per product and a fused cross-entropy.
 template <class Labels>
 void RunUnfused(const char* op, DLContext ctx, const Layers& layers, const Labels& labels,
