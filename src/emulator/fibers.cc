@@ -162,8 +162,8 @@ struct Fiber {
   const Group* waits;  // for whose round to pass; null: it may run
   unsigned round, exchanges;
   bool ended, sleeps;
-  bool asks;                    // whether it waits for `until` to be true
-  bool queues;                  // whether anything was ever added to what follows
+  bool asks;    // whether it waits for `until` to be true
+  bool queues;  // whether anything was ever added to what follows
   std::function<bool()> until;
   Queue<Copy> copies;
   Queue<Act> units[(int)Unit::kCount];
@@ -332,6 +332,12 @@ class Scheduler {
     if (!fibers_[thread].stack_pointer) GiveStack(fibers_[thread]);
     dlsys_switch_fiber(&main_, fibers_[thread].stack_pointer);
   }
+  // Has the caches fetch what a fiber reads first: the nearest one has no room for a block's
+  // stacks.
+  static void Expect(const Fiber& fiber) {
+    const char* const top = (const char*)fiber.stack_pointer;
+    for (int k = 0; k < 4; k++) __builtin_prefetch(top + 64 * k);
+  }
   // Resumes each thread that may run, once. True where one did more than sleep.
   bool RunThreads(const Turns& turns, unsigned threads) {
     bool moved = false;
@@ -340,6 +346,7 @@ class Scheduler {
       Fiber& fiber = fibers_[thread];
       if (!MayRun(fiber)) continue;
       const bool slept = std::exchange(fiber.sleeps, false);
+      Expect(fibers_[turns[k + 1 < threads ? k + 1 : 0]]);
       Resume(thread);
       moved |= !(slept && fiber.sleeps);
     }
@@ -445,15 +452,62 @@ bool Scheduler::RunBlock(const Grid& grid, unsigned block, Cluster* cluster, Clu
   return all_.size == 0;
 }
 
+// Threads of the CPU that run the blocks of clusters. They stay, each with its shared memory and
+// its stacks, which take longer to make than a small block to run.
+class Crew {
+ public:
+  void Do(Act act) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    acts_.push_back(std::move(act));
+    if (acts_.size() > idle_)
+      std::thread([this] { Work(); }).detach();
+    else
+      wakes_.notify_one();
+  }
+
+ private:
+  void Work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      while (!acts_.empty()) {
+        const Act act = std::move(acts_.front());
+        acts_.pop_front();
+        lock.unlock();
+        act();
+        lock.lock();
+      }
+      idle_++;
+      wakes_.wait(lock, [this] { return !acts_.empty(); });
+      idle_--;
+    }
+  }
+
+  std::list<Act> acts_;
+  size_t idle_ = 0;
+  std::mutex mutex_;
+  std::condition_variable wakes_;
+};
+
 bool RunCluster(const Grid& grid, unsigned first, Clusters* clusters) {
   if (grid.cluster == 1) return RunHere(grid, first, nullptr, clusters);
+  static Crew& crew = *new Crew;  // its threads outlive what is destroyed as the process ends
   Cluster cluster(grid.cluster);
-  std::vector<char> fine(grid.cluster);
-  std::vector<std::thread> threads;
-  for (unsigned k = 0; k < grid.cluster; k++)
-    threads.emplace_back([&, k] { fine[k] = RunHere(grid, first + k, &cluster, clusters); });
-  for (std::thread& thread : threads) thread.join();
-  return std::all_of(fine.begin(), fine.end(), [](char ok) { return ok; });
+  std::mutex mutex;
+  std::condition_variable ended;
+  unsigned left = grid.cluster - 1;
+  bool fine = true;
+  for (unsigned k = 1; k < grid.cluster; k++) {
+    crew.Do([&, k] {
+      const bool ok = RunHere(grid, first + k, &cluster, clusters);
+      std::lock_guard<std::mutex> lock(mutex);
+      fine &= ok;
+      if (--left == 0) ended.notify_one();
+    });
+  }
+  const bool ok = RunHere(grid, first, &cluster, clusters);
+  std::unique_lock<std::mutex> lock(mutex);
+  ended.wait(lock, [&] { return left == 0; });
+  return ok && fine;
 }
 
 bool Clusters::RunAll() {

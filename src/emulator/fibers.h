@@ -24,9 +24,9 @@ void MeetWarp();
 void MeetWarpgroup();
 void MeetCluster();
 
-// Shows the other lanes of this warp some bytes, and returns what each of them shows, by lane. There
-// are two sets of slots, by turns, so that one meeting an exchange suffices: whoever fills a set
-// again has met all others behind their reading of it.
+// Shows the other lanes of this warp some bytes, and returns what each of them shows, by lane.
+// There are two sets of slots, by turns, so that one meeting an exchange suffices: whoever fills a
+// set again has met all others behind their reading of it.
 using Slots = char (*)[kSlotNbytes];
 Slots Exchange(const void* mine, size_t nbytes);
 

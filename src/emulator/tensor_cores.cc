@@ -2,9 +2,9 @@
 // instead of inlining them, so that the loops are optimized whatever the kernels are compiled with.
 #include <stdexcept>
 
+#include "cuda/instructions/hopper.cuh"
+#include "cuda/instructions/ptx.cuh"
 #include "cuda/quantized/mma.cuh"
-#include "cuda/runtime/hopper.cuh"
-#include "cuda/runtime/ptx.cuh"
 
 namespace dlsys {
 namespace cuda {

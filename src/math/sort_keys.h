@@ -5,8 +5,8 @@
 #include <type_traits>
 
 #include "math/functors.h"
-#include "math/indexing.h"
 #include "math/storage.h"
+#include "operators/indexing.h"
 #include "runtime/registry.h"
 
 namespace dlsys {

@@ -9,11 +9,11 @@
 #include <type_traits>
 #include <typeindex>
 
-#include "math/conv_geometry.h"
-#include "math/indexing.h"
-#include "math/mlp_head.h"
-#include "math/optimizer_args.h"
 #include "math/pointwise_vm.h"
+#include "operators/conv_geometry.h"
+#include "operators/indexing.h"
+#include "operators/mlp_head.h"
+#include "operators/optimizer_args.h"
 #include "runtime/communicator.h"
 #include "runtime/device.h"
 #include "runtime/registry.h"

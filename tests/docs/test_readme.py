@@ -29,6 +29,7 @@ class Readme(unittest.TestCase):
         self.assertLess(loss, 0.2)
         self.assertGreater(accuracy, 0.9)
 
+    @not_emulated
     def test_the_graph_learns_on_every_device(self):
         for ctx in each_context():
             with self.subTest(ctx=ctx):

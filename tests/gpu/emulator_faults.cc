@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstdio>
 
-#include "cuda/runtime/hopper.cuh"
-#include "cuda/runtime/ptx.cuh"
+#include "cuda/instructions/hopper.cuh"
+#include "cuda/instructions/ptx.cuh"
 #include "cuda/runtime/stream_order.cuh"
 #include "cuda_runtime.h"
 

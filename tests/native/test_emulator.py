@@ -35,7 +35,7 @@ class Emulator(unittest.TestCase):
         ]
         with tempfile.TemporaryDirectory() as folder:
             program = str(Path(folder) / "faults")
-            command = [str(COMPILER), "-std=c++17", "-O1", "-pthread", *includes, "-x", "c++"]
+            command = [str(COMPILER), "-std=c++17", "-O0", "-pthread", *includes, "-x", "c++"]
             subprocess.run([*command, *map(str, sources), "-o", program], check=True, timeout=200)
             done = subprocess.run([program], capture_output=True, text=True, timeout=60)
         lines = done.stdout.splitlines()

@@ -194,6 +194,8 @@ class Learning:
 
     def test_logistic_regression_reaches_the_maximum_of_likelihood(self) -> None:
         """There Σ (softmax - one-hot) · x is 0, and labels have the mean of the predictions."""
+        if EMULATED and self.ctx is gpu(0):
+            self.skipTest("not here: an emulated GPU, where 200 steps say no more than 20")
         rng = np.random.default_rng(0)
         x = ad.Variable("x", shape=(None, 2, 2), dtype=np.float32)
         images, labels = rng.standard_normal((90, 2, 2)).astype(np.float32), np.arange(90) % 3

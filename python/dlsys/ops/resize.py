@@ -233,7 +233,7 @@ class Neighbors(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _neighbors(mode: str, align: bool, n: int, m: int) -> Neighbors:
-    """The neighbors for an axis of n positions resized to m, as src/math/resize.h has them."""
+    """The neighbors for an axis of n positions resized to m, as src/operators/resize.h has them."""
     i = np.arange(m, dtype=np.int64)
     if align and m == 1:
         return Neighbors(i, i, np.zeros(1))

@@ -8,8 +8,8 @@
 #include "cpu/gemm/tile.h"
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
-#include "math/attention.h"
 #include "math/float_math.h"
+#include "operators/attention.h"
 
 namespace dlsys {
 namespace cpu {

@@ -8,8 +8,8 @@
 
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
-#include "math/attention.h"
-#include "math/indexing.h"
+#include "operators/attention.h"
+#include "operators/indexing.h"
 
 namespace dlsys {
 namespace cpu {

@@ -4,7 +4,7 @@
 // reading: naive.cc, im2col.cc, implicit.cc, depthwise.cc, winograd.cc, fft.cc; conv.cc picks one.
 #pragma once
 #include "cpu/runtime/common.h"
-#include "math/conv_geometry.h"
+#include "operators/conv_geometry.h"
 
 namespace dlsys {
 namespace cpu {

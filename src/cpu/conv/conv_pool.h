@@ -1,13 +1,13 @@
 // The kernels of conv + bias + relu + max-pool share this on the CPU: the part of the input that
 // windows see, which elements of it are padding, and transpositions of small matrices in vectors of
-// four, which bring positions side by side for SIMD. math/conv_pool.h has the contract. Limited by
-// the multiply-adds of the direct convolution that uses them.
+// four, which bring positions side by side for SIMD. operators/conv_pool.h has the contract.
+// Limited by the multiply-adds of the direct convolution that uses them.
 #pragma once
 #include <algorithm>
 #include <cstring>
 
 #include "cpu/runtime/common.h"
-#include "math/conv_pool.h"
+#include "operators/conv_pool.h"
 
 namespace dlsys {
 namespace cpu {

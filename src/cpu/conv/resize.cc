@@ -2,7 +2,7 @@
 // is tabulated first: what a resized element reads, and which of them read an original one. Forward
 // and gradient both gather, a row of the output after the other, so threads never add to one
 // element. The output never overlaps the input. Memory bandwidth limits it.
-#include "math/resize.h"
+#include "operators/resize.h"
 
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"

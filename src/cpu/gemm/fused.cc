@@ -6,7 +6,7 @@
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
 #include "cpu/runtime/widened.h"
-#include "math/epilogue.h"
+#include "operators/epilogue.h"
 
 namespace dlsys {
 namespace cpu {

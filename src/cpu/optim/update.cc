@@ -5,7 +5,7 @@
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
-#include "math/optimizer_args.h"
+#include "operators/optimizer_args.h"
 
 namespace dlsys {
 namespace cpu {

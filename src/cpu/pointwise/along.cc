@@ -4,7 +4,7 @@
 // of scattered reads and writes limits it.
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
-#include "math/indexing.h"
+#include "operators/indexing.h"
 
 namespace dlsys {
 namespace cpu {

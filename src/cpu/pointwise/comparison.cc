@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "cpu/pointwise/pieces.h"
-#include "math/indexing.h"
+#include "operators/indexing.h"
 #include "runtime/dtypes.h"
 
 namespace dlsys {

@@ -1,7 +1,7 @@
 // Indexing kernels on the CPU: slice, place, concat, pad, gather, scatter_add, one_hot. Rows of the
 // inner axes are copied or added as vector loops. The output never overlaps an input. Memory
 // bandwidth limits it.
-#include "math/indexing.h"
+#include "operators/indexing.h"
 
 #include <algorithm>
 #include <cstring>

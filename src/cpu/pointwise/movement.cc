@@ -10,7 +10,7 @@
 #include "cpu/pointwise/strides.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
-#include "math/indexing.h"
+#include "operators/indexing.h"
 #include "runtime/dtypes.h"
 
 namespace dlsys {

@@ -11,8 +11,8 @@
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
-#include "math/conv_geometry.h"
 #include "math/int_math.h"
+#include "operators/conv_geometry.h"
 
 namespace dlsys {
 namespace cpu {

@@ -1,9 +1,9 @@
 // Batches of a resident data set on the CPU: the index of shuffled samples, and a gather of rows
 // (samples, channels, inner) that casts to float and scales each channel. The shuffle is a keyed
-// permutation that is computed for each position (math/device_batch.h), so no order is stored.
+// permutation that is computed for each position (operators/device_batch.h), so no order is stored.
 // Outputs overlap no input. Memory bandwidth limits the gather, the rounds of the permutation the
 // index.
-#include "math/device_batch.h"
+#include "operators/device_batch.h"
 
 #include <cstring>
 

@@ -5,8 +5,8 @@
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
 #include "math/float_math.h"
-#include "math/indexing.h"
 #include "math/philox.h"
+#include "operators/indexing.h"
 
 namespace dlsys {
 namespace cpu {

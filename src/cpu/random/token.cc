@@ -2,14 +2,14 @@
 // the `top_k` largest count, and of those the fewest that reach `top_p` together (nucleus sampling,
 // Holtzman et al., 2020); among equals the first count. Both limits sort the tokens. Sums are
 // float64. Sorting limits it, or exp.
-#include "math/token.h"
+#include "operators/token.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
-#include "math/indexing.h"
+#include "operators/indexing.h"
 
 namespace dlsys {
 namespace cpu {

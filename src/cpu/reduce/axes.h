@@ -19,7 +19,7 @@
 #include "cpu/pointwise/strides.h"
 #include "cpu/reduce/rows.h"
 #include "cpu/runtime/parallel.h"
-#include "math/extents.h"
+#include "operators/extents.h"
 
 namespace dlsys {
 namespace cpu {

@@ -3,7 +3,7 @@
 // instantiations, attention.cu the launchers.
 #pragma once
 #include "cuda/runtime/launch.cuh"
-#include "math/attention.h"
+#include "operators/attention.h"
 
 namespace dlsys {
 namespace cuda {

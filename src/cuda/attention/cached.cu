@@ -10,7 +10,7 @@
 
 #include "cuda/reduce/group.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/attention.h"
+#include "operators/attention.h"
 
 namespace dlsys {
 namespace cuda {

@@ -3,13 +3,13 @@
 // of 16 bytes; what is written overlaps nothing.
 #pragma once
 #include "cuda/runtime/context.cuh"
-#include "math/attention.h"
+#include "operators/attention.h"
 
 namespace dlsys {
 namespace cuda {
 
 // Dropout of the weights: an element is kept where its word of Philox is at most `limit`, and then
-// multiplied by `keep` (math/attention.h).
+// multiplied by `keep` (operators/attention.h).
 struct FlashDropout {
   const uint64_t* step;  // null without dropout
   uint64_t seed;

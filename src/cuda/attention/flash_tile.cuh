@@ -12,11 +12,11 @@
 #include <type_traits>
 
 #include "cuda/attention/flash.cuh"
+#include "cuda/instructions/hopper.cuh"
+#include "cuda/instructions/ring.cuh"
+#include "cuda/instructions/tensor_map.cuh"
 #include "cuda/runtime/divisor.cuh"
-#include "cuda/runtime/hopper.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "cuda/runtime/ring.cuh"
-#include "cuda/runtime/tensor_map.cuh"
 #include "math/philox.h"
 
 namespace dlsys {

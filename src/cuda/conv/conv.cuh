@@ -9,7 +9,7 @@
 
 #include "cuda/conv/cost.h"
 #include "cuda/gemm/gemm.cuh"
-#include "math/conv_geometry.h"
+#include "operators/conv_geometry.h"
 
 namespace dlsys {
 namespace cuda {

@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "math/conv_geometry.h"
 #include "math/int_math.h"
+#include "operators/conv_geometry.h"
 
 namespace dlsys {
 namespace cuda {

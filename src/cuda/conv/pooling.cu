@@ -9,7 +9,7 @@
 #include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/widened.cuh"
-#include "math/conv_geometry.h"
+#include "operators/conv_geometry.h"
 
 namespace dlsys {
 namespace cuda {

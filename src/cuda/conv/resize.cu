@@ -5,7 +5,7 @@
 // second, one thread per element, uses the tables. The gradient gathers: no atomics, a fixed order
 // of summation.
 #include "cuda/runtime/launch.cuh"
-#include "math/resize.h"
+#include "operators/resize.h"
 
 namespace dlsys {
 namespace cuda {

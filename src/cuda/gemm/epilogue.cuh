@@ -6,7 +6,7 @@
 // behind the products unless K is short.
 #pragma once
 #include "cuda/gemm/gemm.cuh"
-#include "math/epilogue.h"
+#include "operators/epilogue.h"
 
 namespace dlsys {
 namespace cuda {

@@ -5,7 +5,7 @@
 // rounding to 16 bits or of a tf32 operand. hopper/kernel.cuh applies them, and says what limits
 // it.
 #pragma once
-#include "cuda/runtime/ptx.cuh"
+#include "cuda/instructions/ptx.cuh"
 #include "math/functors.h"
 
 namespace dlsys {

@@ -3,7 +3,7 @@
 // dense layer. They check arguments and hand a Gemm to ladder.cu, which picks the kernel.
 // Row-major, contiguous, of float32 or a type of 16 bits; the output overlaps no input.
 #include "cuda/gemm/gemm.cuh"
-#include "math/epilogue.h"
+#include "operators/epilogue.h"
 
 namespace dlsys {
 namespace cuda {

@@ -17,7 +17,7 @@ namespace cuda {
 enum class Precision { kFp32 = 0, kTf32 = 1, k3xTf32 = 2 };
 
 // What becomes of element x of op(A) op(B) at (i, j) before it is stored: activation(x + bias[j]),
-// or gradient(side[i, j], x). Activations and gradients are codes of math/epilogue.h.
+// or gradient(side[i, j], x). Activations and gradients are codes of operators/epilogue.h.
 struct Epilogue {
   const float* bias = nullptr;  // (n)
   const float* side = nullptr;  // (m, n)

@@ -149,7 +149,7 @@ const float* Optional(const char* op, const DLArrayList* list, const DLArray* y,
 }
 
 // norm: none, or scale and shift (k) of a normalization, with a mean where `centered`. bias: none
-// or one (n). residual: none or one (m, n). activation: a code of math/epilogue.h, or 0.
+// or one (n). residual: none or one (m, n). activation: a code of operators/epilogue.h, or 0.
 void RunMatvec(const DLArray* x, const DLArray* w, const DLArrayList* norm, const DLArrayList* bias,
                const DLArrayList* residual, int64_t centered, float eps, int64_t activation,
                DLArray* y, DLStream stream) {

@@ -148,7 +148,7 @@ int64_t LayOut(int64_t m, int64_t k, const DLArrayList* weights, Chain* c) {
   return at <= kMostShared ? at : 0;
 }
 
-// activations: codes of math/epilogue.h, or 0, eight bits a layer.
+// activations: codes of operators/epilogue.h, or 0, eight bits a layer.
 void MatvecChain(const DLArray* x, const DLArrayList* weights, const DLArrayList* biases,
                  int64_t activations, DLArray* y, DLStream stream) {
   const char* op = "matvec_chain";

@@ -4,8 +4,8 @@
 // run.
 #include "cuda/gemm/kernel.cuh"
 #include "cuda/gemm/uint8.cuh"
-#include "math/device_batch.h"
-#include "math/epilogue.h"
+#include "operators/device_batch.h"
+#include "operators/epilogue.h"
 
 namespace dlsys {
 namespace cuda {

@@ -1,7 +1,7 @@
 // Grouped GEMM of weight gradients with the optimizer's step as epilogue: no gradient is written.
 // One launch computes up to kMaxGemms products A^T B, (k, m) and (k, n), each the gradient of a
 // parameter of m * n elements, and optionally the sums over k of A or of B, the gradient of a bias;
-// each finished element updates its parameter and optimizer states (math/optimizer_rules.h) in
+// each finished element updates its parameter and optimizer states (operators/optimizer_rules.h) in
 // place.
 //
 // States are float32, contiguous and disjoint from everything else the kernel reads; operands that
@@ -16,8 +16,8 @@
 #include "cuda/gemm/uint8.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/lists.cuh"
-#include "math/optimizer_args.h"
-#include "math/optimizer_rules.h"
+#include "operators/optimizer_args.h"
+#include "operators/optimizer_rules.h"
 
 namespace dlsys {
 namespace cuda {

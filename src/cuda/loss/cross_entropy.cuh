@@ -154,5 +154,12 @@ inline Output CheckedLoss(const char* op, DLArray* loss) {
   return loss->dtype == DL_FLOAT32 ? Output(Out(op, loss)) : Output(Out<T>(op, loss));
 }
 
+// What a kernel needs to reduce the losses of its rows.
+struct LossArgs {
+  GridReduction reduction;
+  float scale;
+  Output loss;
+};
+
 }  // namespace cuda
 }  // namespace dlsys

@@ -13,7 +13,7 @@
 #include "cuda/loss/cross_entropy.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/lists.cuh"
-#include "math/mlp_head.h"
+#include "operators/mlp_head.h"
 
 namespace dlsys {
 namespace cuda {
@@ -224,12 +224,6 @@ using linear_head::kMaxClasses;
 using linear_head::kMaxFeatures;
 
 // ---- launchers ----
-
-struct LossArgs {
-  GridReduction reduction;
-  float scale;
-  Output loss;
-};
 
 template <int kClasses, class Labels>
 void LaunchLinearHead(const char* op, int device, const linear_head::Head& head, bool k_major,

@@ -14,7 +14,7 @@
 #include "cuda/loss/cross_entropy.cuh"
 #include "cuda/loss/mlp_head_gemm.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/mlp_head.h"
+#include "operators/mlp_head.h"
 
 namespace dlsys {
 namespace cuda {
@@ -275,12 +275,6 @@ Head Plan(const Layers& layers, bool tensor, int64_t* nbytes) {
   *nbytes = at * (int64_t)sizeof(float);
   return head;
 }
-
-struct LossArgs {
-  GridReduction reduction;
-  float scale;
-  Output loss;
-};
 
 // Fallback: a GEMM per product and a fused cross-entropy.
 template <class Labels>

@@ -7,8 +7,8 @@
 // small: latency of shared memory and of barriers is the limit.
 #pragma once
 #include "cuda/gemm/epilogue.cuh"
+#include "cuda/instructions/ptx.cuh"
 #include "cuda/runtime/divisor.cuh"
-#include "cuda/runtime/ptx.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -53,7 +53,7 @@ struct alignas(16) Stage {
   int weight_at, k_stride, n_stride;  // of op(W); one of the strides is 1
   int k, n;
   int from_at, to_at, bias_at;  // of value buffers (rows, Pitch)
-  int activation, dact;         // codes of math/epilogue.h
+  int activation, dact;         // codes of operators/epilogue.h
   bool aligned_out;             // rows of `out` allow 16-byte stores
   float* out;                   // (rows, n), or null
   // Partition among all threads: units_n threads (warps for mma) side by side along N; k_groups of

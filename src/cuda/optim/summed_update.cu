@@ -9,7 +9,7 @@
 #include "cuda/optim/summed_update.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/lists.cuh"
-#include "math/optimizer_args.h"
+#include "operators/optimizer_args.h"
 
 namespace dlsys {
 namespace cuda {

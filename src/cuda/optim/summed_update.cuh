@@ -3,7 +3,7 @@
 // fixed order, and what limits it.
 #pragma once
 #include "cuda/runtime/launch.cuh"
-#include "math/optimizer_rules.h"
+#include "operators/optimizer_rules.h"
 
 namespace dlsys {
 namespace cuda {

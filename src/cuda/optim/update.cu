@@ -10,7 +10,7 @@
 #include "cuda/pointwise/quad.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/lists.cuh"
-#include "math/optimizer_args.h"
+#include "operators/optimizer_args.h"
 
 namespace dlsys {
 namespace cuda {

@@ -6,7 +6,7 @@
 // input. Scattered accesses to memory limit it.
 #include "cuda/runtime/fault.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/indexing.h"
+#include "operators/indexing.h"
 
 namespace dlsys {
 namespace cuda {

@@ -7,7 +7,7 @@
 // arithmetic when broadcasting.
 #include "cuda/pointwise/loop.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/indexing.h"
+#include "operators/indexing.h"
 #include "runtime/dtypes.h"
 
 namespace dlsys {

@@ -10,7 +10,7 @@
 #include "cuda/pointwise/copy.cuh"
 #include "cuda/runtime/fault.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/indexing.h"
+#include "operators/indexing.h"
 
 namespace dlsys {
 namespace cuda {

@@ -7,7 +7,7 @@
 // Memory bandwidth limits it.
 #include "cuda/pointwise/copy.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/indexing.h"
+#include "operators/indexing.h"
 #include "runtime/dtypes.h"
 
 namespace dlsys {

@@ -180,8 +180,8 @@ __device__ __forceinline__ V Apply(int opcode, const V& a, const V& b, const V& 
 }
 
 template <int W>
-__device__ __forceinline__ Vec<W> Operand(const Program& program, int operand,
-                                          const Vec<W>& accumulator, const Vec<W>* slots) {
+__device__ __forceinline__ Vec<W> ReadOperand(const Program& program, int operand,
+                                              const Vec<W>& accumulator, const Vec<W>* slots) {
   if (operand == 0) return accumulator;
   if (operand < pointwise::kFirstImmediate) return slots[(operand - 1) * blockDim.x];
   Vec<W> vec;
@@ -206,7 +206,7 @@ __device__ __forceinline__ Vec<W> Run(const Program& program, Vec<W>* slots) {
     next = WordAt(program, at);  // prefetched
     const int opcode = (int)(word & 255), to = (int)(word >> 8 & 255);
     const auto operand = [&](int k) {
-      return Operand(program, (int)(word >> (8 * k + 16) & 255), accumulator, slots);
+      return ReadOperand(program, (int)(word >> (8 * k + 16) & 255), accumulator, slots);
     };
     const Vec<W> a = operand(0);
     if (opcode < pointwise::kFirstOf2)

@@ -8,7 +8,7 @@
 #include "cuda/runtime/context.cuh"
 #include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/conv_geometry.h"
+#include "operators/conv_geometry.h"
 
 namespace dlsys {
 namespace cuda {

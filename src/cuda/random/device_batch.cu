@@ -10,7 +10,7 @@
 
 #include "cuda/runtime/fault.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/device_batch.h"
+#include "operators/device_batch.h"
 
 namespace dlsys {
 namespace cuda {

@@ -6,8 +6,8 @@
 // memory bandwidth for dropout.
 #include "cuda/pointwise/quad.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/indexing.h"
 #include "math/philox.h"
+#include "operators/indexing.h"
 
 namespace dlsys {
 namespace cuda {

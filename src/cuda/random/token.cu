@@ -8,8 +8,8 @@
 // Bandwidth of one multiprocessor's shared memory limits it.
 #include "cuda/reduce/group.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/indexing.h"
-#include "math/token.h"
+#include "operators/indexing.h"
+#include "operators/token.h"
 #include "runtime/workspace.h"
 
 namespace dlsys {

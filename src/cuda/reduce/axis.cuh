@@ -14,7 +14,7 @@
 #pragma once
 #include "cuda/reduce/group.cuh"
 #include "cuda/reduce/reduce.cuh"
-#include "math/extents.h"
+#include "operators/extents.h"
 
 namespace dlsys {
 namespace cuda {

@@ -1,7 +1,7 @@
 // Launches of kernels, all through here, and the shape of one-dimensional grids.
 #pragma once
+#include "cuda/instructions/ptx.cuh"
 #include "cuda/runtime/context.cuh"
-#include "cuda/runtime/ptx.cuh"
 #include "math/int_math.h"
 
 namespace dlsys {

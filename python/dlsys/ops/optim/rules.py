@@ -1,7 +1,7 @@
 """The rules of optimizers, for numpy: what one step does to a parameter and its slots.
 
-src/math/optimizer_rules.h has the same formulas for native devices; apply.py makes operators of
-them. Names, slots and constants are the same there, which tests hold.
+src/operators/optimizer_rules.h has the same formulas for native devices; apply.py makes operators
+of them. Names, slots and constants are the same there, which tests hold.
 """
 
 from __future__ import annotations

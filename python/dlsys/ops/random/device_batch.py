@@ -3,7 +3,7 @@ gathered, cast and normalized on the way.
 
 Samples are taken in a stream of positions, `batch` of them a step: position p is the one numbered
 p % count of epoch p // count. Each epoch has an order of its own in which every sample comes
-exactly once, made of the seed and the epoch's number alone; src/math/device_batch.h has it for
+exactly once, made of the seed and the epoch's number alone; src/operators/device_batch.h has it for
 native devices, equal to the last bit. The step is state on the device, so that a captured program
 takes the next batch each time it is replayed.
 """

@@ -61,8 +61,8 @@ inline Axis AxisOf(const ConvAxis& a) {
           (int)a.kernel_by, (int)a.out_from, (int)a.out_by};
 }
 
-// A Correlation of math/conv_geometry.h with channels last; the filter is (groups, filters, kernel,
-// channels).
+// A Correlation of operators/conv_geometry.h with channels last; the filter is (groups, filters,
+// kernel, channels).
 template <class T>
 struct Correlating {
   const T *x, *filter, *bias;

@@ -5,7 +5,7 @@
 #pragma once
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/norm/norm.cuh"
-#include "math/conv_geometry.h"
+#include "operators/conv_geometry.h"
 
 namespace dlsys {
 namespace cuda {

@@ -10,7 +10,7 @@
 #include "cuda/pointwise/vector.cuh"
 #include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/conv_geometry.h"
+#include "operators/conv_geometry.h"
 
 namespace dlsys {
 namespace cuda {

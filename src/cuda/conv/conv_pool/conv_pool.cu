@@ -1,5 +1,5 @@
 // Direct convolution fused with bias, relu and max-pool, and its data gradient where neither
-// conv_pool/sparse.cu nor conv_pool/tensor.cu serves it; math/conv_pool.h has the contract,
+// conv_pool/sparse.cu nor conv_pool/tensor.cu serves it; operators/conv_pool.h has the contract,
 // conv_pool/wgrad.cu the filter gradient.
 //
 // A block keeps the padded channels of one or a few images and all filters in shared memory; a

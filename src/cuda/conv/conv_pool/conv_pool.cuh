@@ -1,15 +1,15 @@
 // The kernels of conv + bias + relu + max-pool share this: a block copies padded channels of an
 // image to shared memory, and a thread computes a patch of output positions for several outputs by
-// direct convolution blocked in registers, sliding its rows down the kernel. math/conv_pool.h has
-// the contract. Rows of filters in shared memory are an odd number of vectors apart, which avoids
-// bank conflicts. FFMA issue and the reads from shared memory limit it.
+// direct convolution blocked in registers, sliding its rows down the kernel. operators/conv_pool.h
+// has the contract. Rows of filters in shared memory are an odd number of vectors apart, which
+// avoids bank conflicts. FFMA issue and the reads from shared memory limit it.
 #pragma once
 #include <algorithm>
 
 #include "cuda/conv/conv_pool/sparse.cuh"
 #include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "math/conv_pool.h"
+#include "operators/conv_pool.h"
 
 namespace dlsys {
 namespace cuda {

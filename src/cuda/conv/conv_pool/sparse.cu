@@ -1,5 +1,5 @@
 // Gradients of the fused convolution + relu + max-pool by what passes a window: one element of dy,
-// or none; math/conv_pool.h has the contract.
+// or none; operators/conv_pool.h has the contract.
 //
 // A block lists an image's elements of dy that are not cut off, each with the place in a padded
 // channel that its code says. For the filter gradient a warp takes the elements of one output in

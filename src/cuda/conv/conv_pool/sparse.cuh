@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "cuda/runtime/launch.cuh"
-#include "math/conv_pool.h"
+#include "operators/conv_pool.h"
 
 namespace dlsys {
 namespace cuda {

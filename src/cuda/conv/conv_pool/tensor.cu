@@ -1,5 +1,6 @@
 // Convolution fused with bias, relu and max-pool, and its gradients, on tensor cores in tf32;
-// math/conv_pool.h has the contract, conv_pool/conv_pool.cu and conv_pool/wgrad.cu true float32.
+// operators/conv_pool.h has the contract, conv_pool/conv_pool.cu and conv_pool/wgrad.cu true
+// float32.
 //
 // A lane multiplies what it slides along: of the depths of a product it has whole rows of filters,
 // whose elements it takes one after another, so that what it has read of a row of x serves all

@@ -1,5 +1,5 @@
-// Filter and bias gradients of the fused convolution + relu + max-pool; math/conv_pool.h has the
-// contract.
+// Filter and bias gradients of the fused convolution + relu + max-pool; operators/conv_pool.h has
+// the contract.
 //
 // A block keeps row bands of an image in shared memory: padded x, and dy unpooled to convolution
 // positions, outputs fastest. A thread owns one kernel row of one channel for some outputs and
@@ -17,7 +17,7 @@
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/lists.cuh"
 #include "cuda/runtime/widened.cuh"
-#include "math/optimizer_args.h"
+#include "operators/optimizer_args.h"
 
 namespace dlsys {
 namespace cuda {

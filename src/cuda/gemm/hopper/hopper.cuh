@@ -23,7 +23,7 @@ struct HopperGemm {
   bool split = false;
   DLContext ctx;
   const void *bias = nullptr, *side = nullptr;  // (n), and of C's shape
-  int activation = 0, gradient = 0;             // codes of math/epilogue.h
+  int activation = 0, gradient = 0;             // codes of operators/epilogue.h
   void* before = nullptr;  // of C's shape: C before its activation, where HopperStoresBoth
   float* sums = nullptr;   // over k of op(A), (m), or of op(B), (n), where HopperMakesSums
   bool sums_of_a = false;

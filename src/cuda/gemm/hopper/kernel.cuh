@@ -17,10 +17,10 @@
 // cores' power, K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"
-#include "cuda/runtime/hopper.cuh"
+#include "cuda/instructions/hopper.cuh"
+#include "cuda/instructions/ring.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "cuda/runtime/ring.cuh"
-#include "math/epilogue.h"
+#include "operators/epilogue.h"
 
 namespace dlsys {
 namespace cuda {

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "cuda/gemm/hopper/kernel.cuh"
-#include "cuda/runtime/tensor_map.cuh"
+#include "cuda/instructions/tensor_map.cuh"
 
 namespace dlsys {
 namespace cuda {

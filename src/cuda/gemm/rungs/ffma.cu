@@ -2,7 +2,7 @@
 // do not lie (k, mn), or whose rows TMA cannot read, to rows of a multiple of 16 bytes in planned
 // workspace. C overlaps no operand. Memory bandwidth limits the copies.
 #include "cuda/gemm/rungs/ffma.cuh"
-#include "cuda/runtime/tensor_map.cuh"
+#include "cuda/instructions/tensor_map.cuh"
 
 namespace dlsys {
 namespace cuda {

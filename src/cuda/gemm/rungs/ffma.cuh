@@ -12,8 +12,8 @@
 // on an H200, a panel's k takes 176 ns, where loops of FFMA alone would take 142.
 #pragma once
 #include "cuda/gemm/kernel.cuh"
-#include "cuda/runtime/hopper.cuh"
-#include "cuda/runtime/ring.cuh"
+#include "cuda/instructions/hopper.cuh"
+#include "cuda/instructions/ring.cuh"
 
 namespace dlsys {
 namespace cuda {

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "cuda/instructions/tensor_map.cuh"
 #include "cuda/runtime/context.cuh"
-#include "cuda/runtime/tensor_map.cuh"
 
 namespace dlsys {
 namespace cuda {

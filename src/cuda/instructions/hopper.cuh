@@ -1,14 +1,14 @@
 // What sm_90a adds: barriers in shared memory that count bytes (mbarrier), tile copies by the
 // tensor memory accelerator (TMA), and products of a warpgroup's 128 threads (wgmma). One function
-// an instruction, as ptx.cuh has them for all GPUs; src/emulator/cuda/runtime/hopper.cuh has the
-// same for a CPU. Shared memory is named by its 32-bit address, which is what the instructions
+// an instruction, as ptx.cuh has them for all GPUs; src/emulator/cuda/instructions/hopper.cuh has
+// the same for a CPU. Shared memory is named by its 32-bit address, which is what the instructions
 // take.
 #pragma once
 #include <cuda.h>
 
 #include <type_traits>
 
-#include "cuda/runtime/ptx.cuh"
+#include "cuda/instructions/ptx.cuh"
 #include "math/storage.h"
 
 namespace dlsys {

@@ -1,6 +1,6 @@
 // The fused MLP head's argument: what of its layers is the same in every run.
 #pragma once
-#include "math/epilogue.h"
+#include "operators/epilogue.h"
 
 namespace dlsys {
 
@@ -9,7 +9,7 @@ constexpr int kMaxHeadLayers = 6;
 // y = activation(x op(W) + bias), and dx = dact(x, dy op(W)^T).
 struct HeadLayer {
   int32_t transposed, has_bias;
-  int32_t activation, dact;  // codes of math/epilogue.h, 0 for none
+  int32_t activation, dact;  // codes of operators/epilogue.h, 0 for none
 };
 
 struct HeadOptions {

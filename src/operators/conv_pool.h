@@ -6,7 +6,7 @@
 // x (n, c, in), f (o, c, kernel), bias (o), y and code (n, o, out); stride 1, one group.
 // Convolution outputs that no window covers are never computed.
 #pragma once
-#include "math/conv_geometry.h"
+#include "operators/conv_geometry.h"
 
 namespace dlsys {
 

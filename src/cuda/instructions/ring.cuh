@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/runtime/ptx.cuh"
+#include "cuda/instructions/ptx.cuh"
 
 namespace dlsys {
 namespace cuda {

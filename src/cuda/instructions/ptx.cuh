@@ -1,6 +1,6 @@
 // What the GPU does and C++ has no name for: one function an instruction. What an older GPU lacks
-// is done otherwise or left out, as said. src/emulator/cuda/runtime/ptx.cuh has the same functions
-// for a CPU.
+// is done otherwise or left out, as said. src/emulator/cuda/instructions/ptx.cuh has the same
+// functions for a CPU.
 #pragma once
 #include <cuda_runtime.h>
 

@@ -7,8 +7,8 @@
 #pragma once
 #include <cmath>
 
-#include "math/indexing.h"
 #include "math/philox.h"
+#include "operators/indexing.h"
 
 namespace dlsys {
 namespace batch {

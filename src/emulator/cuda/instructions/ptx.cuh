@@ -1,4 +1,4 @@
-// src/cuda/runtime/ptx.cuh for a CPU; see there.
+// src/cuda/instructions/ptx.cuh for a CPU; see there.
 #pragma once
 #include <cuda_runtime.h>
 

@@ -1,7 +1,7 @@
 // Argument checks of the launchers of optimizer updates, on both devices.
 #pragma once
-#include "math/indexing.h"
-#include "math/optimizer_rules.h"
+#include "operators/indexing.h"
+#include "operators/optimizer_rules.h"
 #include "runtime/registry.h"
 
 namespace dlsys {

@@ -1,4 +1,4 @@
-// src/cuda/runtime/hopper.cuh for a CPU; see there. Copies and products that are asynchronous
+// src/cuda/instructions/hopper.cuh for a CPU; see there. Copies and products that are asynchronous
 // happen at once or as late as they may, by turns of the block, so that a missing wait shows. What
 // has loops over elements is in tensor_cores.cc.
 #pragma once
@@ -8,7 +8,7 @@
 #include <mutex>
 #include <type_traits>
 
-#include "cuda/runtime/ptx.cuh"
+#include "cuda/instructions/ptx.cuh"
 #include "math/storage.h"
 
 namespace dlsys {
