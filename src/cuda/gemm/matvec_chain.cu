@@ -5,12 +5,14 @@
 // exchange. A block that needs the outputs of others reads them from distributed shared memory. The
 // weights of all layers come to shared memory (cp.async), before the predecessor on the stream has
 // ended where it does not write them. Row-major, contiguous, y overlaps nothing that is read; every
-// k is a multiple of 4. A warp sums an output in a fixed order. Latency limits it.
+// k is a multiple of 4. A warp sums an output in a fixed order. y may be memory of the host, which
+// is then told of it. Latency limits it.
 #include <algorithm>
 
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/reduce/group.cuh"
+#include "cuda/runtime/arrival.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -33,7 +35,8 @@ struct Chain {
   const float* x;
   float* y;
   int m, layers, input_at;
-  bool weights_ready, aligned_x;
+  bool weights_ready;
+  Arrival arrival;
   Layer layer[kMostLayers];
 };
 
@@ -118,6 +121,10 @@ __global__ void __launch_bounds__(kChainThreads) MatvecChainKernel(const Chain c
     }
     __syncthreads();
   }
+  if (c.arrival.count) {
+    c.layer[c.layers - 1].owners > 1 ? MeetCluster() : __syncthreads();
+    if (Rank() == 0 && threadIdx.x == 0) c.arrival.Tell();
+  }
   LeaveCluster();
 }
 
@@ -173,6 +180,7 @@ void MatvecChain(const DLArray* x, const DLArrayList* weights, const DLArrayList
     l.activation = CheckedEpilogue(op, activations >> q * kCodeBits & 255, 0, kActivations);
   }
   c.weights_ready = InputsAreReady(1, 2 * c.layers);
+  c.arrival = TakeArrival();
   LaunchClusters(op, MatvecChainKernel, kCluster, kCluster, kChainThreads,
                  (size_t)numel * sizeof(float), true, stream, c);
 }

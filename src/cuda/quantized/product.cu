@@ -4,8 +4,8 @@
 // channel) of a window. Operands pass through a ring of shared panels (cp.async); where the image
 // ends, what stands for 0 is written instead. Bias, bounds and requantization are the epilogue.
 // python/dlsys/ops/quantize.py has the layout of the weights: words of four consecutive inputs, as
-// mma takes them. The result overlaps no input. Channels that are no multiple of 16 are gathered
-// byte by byte, which limits first layers; loads limit the others.
+// mma takes them. The result overlaps no input. Loads limit them. Where channels are no multiple of
+// 16, direct.cuh serves small images; of larger ones inputs are gathered byte by byte.
 //
 // Where tiles are few, the blocks of a cluster share one, each with a slice of K, and add their
 // sums through distributed shared memory; the weights' first panels are on their way before the
@@ -14,11 +14,9 @@
 // windows of 2 x 2, whose four positions are rows beside each other.
 #include <algorithm>
 
+#include "cuda/quantized/direct.cuh"
 #include "cuda/quantized/mma.cuh"
-#include "cuda/quantized/rounding.cuh"
-#include "cuda/runtime/context.cuh"
-#include "cuda/runtime/divisor.cuh"
-#include "cuda/runtime/launch.cuh"
+#include "cuda/quantized/product.cuh"
 #include "math/conv_geometry.h"
 
 namespace dlsys {
@@ -28,8 +26,6 @@ namespace {
 constexpr int kProductThreads = 128;  // two by two warps
 constexpr int kStep = 64;             // bytes of K of a stage
 constexpr int kStages = 3;            // of the ring of panels
-constexpr int kPanel = 16;            // output channels of a panel of packed weights
-constexpr int kQuad = 4;              // inputs of a word
 constexpr int kChunks = kStep / 16;   // copies of a row
 constexpr int kRowsOfPass = kProductThreads / kChunks;
 constexpr int kMostSplits = 8;          // blocks of a portable cluster
@@ -51,36 +47,6 @@ struct Tile {
 };
 using Large = Tile<128, 64>;
 using Small = Tile<32, 32>;
-
-// A sum behind a product: the quantized result times scale_a, residual times scale_b, and offset.
-struct Residual {
-  const uint8_t* bytes;  // null: none
-  float scale_a, scale_b, offset, low;
-};
-
-struct Product {
-  const uint8_t *x, *w;
-  const float* images;  // instead of x, (N, C, H, W), in units of `unit`, and 0 at `origin`
-  const float* unit;
-  const uint8_t* origin;
-  const int32_t* bias;
-  const float* multiplier;
-  uint8_t* bytes;  // of the result, or floats
-  float* floats;
-  int rows, cols, depth, quads, panels;  // quads and panels are those of the weights
-  int in_h, in_w, channels, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-  int zero, low, high;
-  unsigned pad;             // what stands for 0 in x, four times
-  int pool, splits, slice;  // slice: steps of K of a block
-  Residual residual;
-  bool aligned_out, weights_ready;
-  Divisor by_channels, by_window_w, by_positions, by_width, by_col_tiles, by_pool, by_splits;
-
-  // True where the sums pass through shared memory.
-  __device__ __forceinline__ bool IsShared() const {
-    return splits > 1 || pool > 1 || residual.bytes;
-  }
-};
 
 // Where the window of a row begins: rows go through the positions of windows that are pooled.
 struct Corner {
@@ -252,23 +218,6 @@ __device__ __forceinline__ void ForSums(const Sums<Tile>& sums, const F& body) {
 #pragma unroll
       for (int e = 0; e < 4; e++)
         body(row + i * 16 + e / 2 * 8, col + j * 8 + e % 2, sums[i][j][e]);
-}
-
-// Of a column: what is added to a sum, and what that is multiplied by.
-struct Column {
-  int32_t bias;
-  float multiplier;
-
-  __device__ __forceinline__ Column(const Product& p, int col)
-      : bias(col < p.cols ? p.bias[col] : 0), multiplier(col < p.cols ? p.multiplier[col] : 0.f) {}
-  __device__ __forceinline__ float Scaled(int32_t sum) const {
-    return (float)(sum + bias) * multiplier;
-  }
-};
-
-__device__ __forceinline__ int Requantized(const Product& p, const Column& column, int32_t sum) {
-  const float low = (float)(p.low - p.zero), high = (float)(p.high - p.zero);
-  return (int)rintf(fminf(fmaxf(column.Scaled(sum), low), high)) + p.zero;
 }
 
 // Writes up to four neighbors of a row of the result, with what follows the product.
@@ -479,7 +428,10 @@ void Multiply(const char* op, Product p, const DLArray* w, const DLArray* bias,
   const bool aligned = !p.images && p.channels % 16 == 0 && Aligned16(p.x);
   const int64_t tiles = CeilDiv(n, Large::kCols) * CeilDiv(p.rows, Large::kRows);
   const int device = y->ctx.device_id;
-  if (!aligned)
+  Direct direct;
+  if (!aligned && LayOutDirect(p, device, &direct))
+    LaunchDirect(op, p, direct, stream);
+  else if (!aligned)
     LaunchTiles<Small, false>(op, p, device, stream);
   else if (tiles < Multiprocessors(device))
     LaunchTiles<Small, true>(op, p, device, stream);
@@ -582,19 +534,26 @@ void QuantizedConv2dFused(const DLArray* x, const DLArray* w, const DLArray* bia
   Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
 }
 
-// True for few tiles, whose sums pass through shared memory in any case, and where each image is
-// quantized few times.
+// True for few channels, as direct.cuh serves them; and for few tiles, whose sums pass through
+// shared memory in any case, where each image is quantized few times.
 bool QuantizedConv2dFusedFits(const DLArray* x, const DLArray*, const DLArray*, const DLArray*,
                               const DLArrayList* quantization, const DLArrayList*,
-                              Struct<WindowOptions> windows, int64_t, int64_t, int64_t, int64_t,
+                              Struct<WindowOptions> windows, int64_t pad, int64_t, int64_t, int64_t,
                               int64_t pool, float, float, float, int64_t, DLArray* y) {
+  const char* op = "quantized_conv2d_fused";
   constexpr int64_t kMostGathered = 1 << 17;
   if (x->ndim != 4 || y->ndim != 4 || !Numel(y)) return false;
+  const int device = y->ctx.device_id;
   const int64_t n = y->shape[3], rows = Numel(y) / n * pool * pool;
-  const int64_t depth = windows->size.h * windows->size.w * x->shape[quantization->count ? 1 : 3];
+  Product p = ConvProduct(op, x, quantization->count > 0, y, *windows, pool, pad);
+  Direct direct;
+  p.rows = (int)rows;
+  p.cols = (int)n;
+  const bool gathers = quantization->count || p.channels % 16;
+  if (gathers && rows <= INT32_MAX / 2 && LayOutDirect(p, device, &direct)) return true;
   const int64_t tiles = CeilDiv(n, Large::kCols) * CeilDiv(rows, Large::kRows);
-  return tiles < Multiprocessors(y->ctx.device_id) &&
-         (!quantization->count || rows * depth <= kMostGathered);
+  return tiles < Multiprocessors(device) &&
+         (!quantization->count || rows * p.depth <= kMostGathered);
 }
 
 DLSYS_KERNEL(cuda, quantized_conv2d_fused, QuantizedConv2dFused);

@@ -169,9 +169,9 @@ class CapturingProgram(Program):
         if others or not isinstance(first, Segment) or None in self.plan.fetches:
             return None
         self._place_slots()
-        slots = [slot for slot in self._slots if slot is not None]
-        if self._rollback is None and fits([*slots, *self._fetch_slots]):
-            self._host_graph = HostGraph(first, slots, self._fetch_slots, on)
+        slots = [slot for slot in (*self._slots, *self._fetch_slots) if slot is not None]
+        if self._rollback is None and fits(slots):
+            self._host_graph = HostGraph(first, self.plan, slots, on)
         return self._host_graph
 
     def _place_slots(self, table: ArrayTable | None = None) -> None:

@@ -1,8 +1,9 @@
 // Convolution fused with bias, relu and max-pool for a few images, where ConvPoolKernel's blocks of
 // whole images would leave most multiprocessors idle: a block makes one output of one image. It
 // keeps the image's padded channels and one filter in shared memory; a thread accumulates a window
-// over some of the channels, whose sums are added in a fixed order. Filters are read before the
-// predecessor on the stream has ended, where it does not write them. Latency limits it.
+// over some of the channels, whose sums are added in a fixed order. Filters are on their way before
+// the predecessor on the stream has ended, where it does not write them, and beside the image: that
+// may come from memory of the host. Latency limits it.
 #pragma once
 #include "cuda/conv/conv_pool/conv_pool.cuh"
 
@@ -30,7 +31,9 @@ __global__ void __launch_bounds__(kThreads)
   const int image = (int)blockIdx.x / t.outputs, output = (int)blockIdx.x % t.outputs;
   const int rest = t.channels * t.kh * t.kw, windows = t.Windows();
   const auto load_filter = [&] {
-    for (int k = (int)threadIdx.x; k < rest; k += (int)blockDim.x) filter[k] = f[output * rest + k];
+    for (int k = (int)threadIdx.x; k < rest; k += (int)blockDim.x)
+      CopyAsync4(filter + k, f + output * rest + k, true);
+    CloseCopies();
   };
   Clear(input, t.channels * t.frame.channel_pitch);
   if (t.filters_ready) load_filter();
@@ -41,6 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   LoadPlanes<kLoadsAtOnce>(x + (int64_t)image * t.channels * t.plane.h * t.plane.w, t.channels,
                            t.plane, t.frame, input);
   const float add = bias ? bias[output] : 0.f;
+  WaitForCopies<0>();
   __syncthreads();
   const int slice = (int)threadIdx.x / windows, window = (int)threadIdx.x % windows;
   const int channel = slice * t.of_slice, i = window / t.across, j = window - i * t.across;

@@ -1,0 +1,77 @@
+// What the kernels of quantized products share: their operands, and what follows a sum.
+#pragma once
+#include "cuda/quantized/rounding.cuh"
+#include "cuda/runtime/context.cuh"
+#include "cuda/runtime/divisor.cuh"
+#include "cuda/runtime/launch.cuh"
+
+namespace dlsys {
+namespace cuda {
+
+constexpr int kPanel = 16;  // output channels of a panel of packed weights
+constexpr int kQuad = 4;    // inputs of a word
+
+// A sum behind a product: the quantized result times scale_a, residual times scale_b, and offset.
+struct Residual {
+  const uint8_t* bytes;  // null: none
+  float scale_a, scale_b, offset, low;
+};
+
+struct Product {
+  const uint8_t *x, *w;
+  const float* images;  // instead of x, (N, C, H, W), in units of `unit`, and 0 at `origin`
+  const float* unit;
+  const uint8_t* origin;
+  const int32_t* bias;
+  const float* multiplier;
+  uint8_t* bytes;  // of the result, or floats
+  float* floats;
+  int rows, cols, depth, quads, panels;  // quads and panels are those of the weights
+  int in_h, in_w, channels, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int zero, low, high;
+  unsigned pad;             // what stands for 0 in x, four times
+  int pool, splits, slice;  // slice: steps of K of a block
+  Residual residual;
+  bool aligned_out, weights_ready;
+  Divisor by_channels, by_window_w, by_positions, by_width, by_col_tiles, by_pool, by_splits;
+
+  // True where the sums pass through shared memory.
+  __device__ __forceinline__ bool IsShared() const {
+    return splits > 1 || pool > 1 || residual.bytes;
+  }
+};
+
+// Of a column: what is added to a sum, and what that is multiplied by.
+struct Column {
+  int32_t bias;
+  float multiplier;
+
+  __device__ __forceinline__ Column(int32_t bias, float multiplier)
+      : bias(bias), multiplier(multiplier) {}
+  __device__ __forceinline__ Column(const Product& p, int col)
+      : bias(col < p.cols ? p.bias[col] : 0), multiplier(col < p.cols ? p.multiplier[col] : 0.f) {}
+  __device__ __forceinline__ float Scaled(int32_t sum) const {
+    return (float)(sum + bias) * multiplier;
+  }
+};
+
+__device__ __forceinline__ int Requantized(const Product& p, const Column& column, int32_t sum) {
+  const float low = (float)(p.low - p.zero), high = (float)(p.high - p.zero);
+  return (int)rintf(fminf(fmaxf(column.Scaled(sum), low), high)) + p.zero;
+}
+
+// An element of the result behind the quantized one or the float that a product makes.
+__device__ __forceinline__ void StoreOne(const Product& p, int64_t to, const Column& column,
+                                         int32_t sum) {
+  const Residual& r = p.residual;
+  if (p.floats) {
+    p.floats[to] = column.Scaled(sum);
+    return;
+  }
+  int byte = Requantized(p, column, sum);
+  if (r.bytes) byte = AddedBytes(byte, r.bytes[to], r.scale_a, r.scale_b, r.offset, r.low, 255.f);
+  p.bytes[to] = (uint8_t)byte;
+}
+
+}  // namespace cuda
+}  // namespace dlsys
