@@ -119,7 +119,7 @@ class Saved:
     def write(self, path: Path) -> None:
         """Writes the examples, and copies the model there."""
         self.model.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(self._path, **self._arrays)  # type: ignore[arg-type]
+        np.savez(self._path, **self._arrays)  # type: ignore[arg-type]
         shutil.copyfile(path, self.model)
 
     def read(self, k: int) -> Example:

@@ -1,11 +1,11 @@
 // Quantized convolutions of few channels, whose windows an implicit GEMM would gather byte by byte:
 // a block makes some outputs of one image. It keeps the image's bytes in a frame of what stands for
-// 0, quantized on their way where the image is of floats, and its filters row by row, each filled
-// up with zeros to whole words. A window's row is bytes in a row, which are shifted into words for
-// dp4a. A thread sums one position of one output, or one row of it, in shared memory: sums of
+// 0, quantized on their way where the image is of floats, which may lie in memory of the host. A
+// row of a window is bytes in a row, and so is its part of a filter: both are shifted into words
+// for dp4a. A thread sums one position of one output, or one row of it, in shared memory: sums of
 // integers have no order. Pooling, bounds and requantization follow. Filters, biases and
-// multipliers are read before the predecessor on the stream has ended, where it does not write
-// them. Latency limits it.
+// multipliers are on their way before the predecessor on the stream has ended, where it does not
+// write them. Latency limits it.
 #pragma once
 #include <algorithm>
 
@@ -21,10 +21,10 @@ struct Direct {
   int window_h, window_w, conv_w;  // conv_w: positions across, before pooling
   int frame_h, frame_w, pitch;     // frame_w and pitch: bytes of a line, and as lines are apart
   int row_words;                   // of a window's row
+  uint32_t last_mask;              // of the bytes in the last of them
   int lines;                       // of a window, that a thread sums
   int weights_at, columns_at, sums_at, words;  // in shared memory
-  Divisor by_groups, by_line, by_plane, by_in_w, by_positions, by_conv_w, by_slices, by_row_words,
-      by_window_h;
+  Divisor by_groups, by_line, by_plane, by_in_w, by_positions, by_conv_w, by_slices, by_quads;
 
   __device__ __forceinline__ int Positions() const { return (int)by_positions.value; }
 };
@@ -32,27 +32,23 @@ struct Direct {
 constexpr int kDirectLoads = 6;                 // of a thread at once
 constexpr int64_t kMostDirectWords = 32 << 20;  // that are multiplied
 
-// The filters of outputs from `first` on, a word for each four inputs of a window's row.
-__device__ __forceinline__ void LoadDirectWeights(const Product& p, const Direct& d, int first,
-                                                  uint32_t* shared) {
-  const int of_row = d.window_w * p.channels, of_output = d.window_h * d.row_words;
-  for (int id = (int)threadIdx.x; id < d.outputs * of_output; id += kThreads) {
-    const int line = id / d.by_row_words, word = id - line * d.row_words;
-    const int own = line / d.by_window_h, output = first + own;
-    const int k = (line - own * d.window_h) * of_row + word * kQuad, quad = k / kQuad;
-    const int count = min(of_row - word * kQuad, kQuad);
-    const uint32_t* from =
-        (const uint32_t*)p.w + (output / kPanel * p.quads + quad) * kPanel + output % kPanel;
-    const bool exists = output<p.cols, crosses = k % kQuad + count> kQuad;
-    const uint32_t low = exists ? from[0] : 0, high = exists && crosses ? from[kPanel] : 0;
-    const uint32_t mask = count == kQuad ? ~0u : (1u << 8 * count) - 1;
-    shared[d.weights_at + id] = FourBytes(low, high, k % kQuad * 8) & mask;
+// Begins to copy the filters of outputs from `first` on, and what their sums are scaled by.
+__device__ __forceinline__ void LoadOutputs(const Product& p, const Direct& d, int first,
+                                            uint32_t* shared) {
+  for (int id = (int)threadIdx.x; id < d.outputs * p.quads; id += kThreads) {
+    const int own = id / d.by_quads, quad = id - own * p.quads, output = first + own;
+    const uint8_t* from =
+        p.w + ((output / kPanel * p.quads + quad) * kPanel + output % kPanel) * kQuad;
+    const bool exists = output < p.cols;
+    CopyAsync4((float*)shared + d.weights_at + id, (const float*)(exists ? from : p.w), exists);
   }
   for (int own = (int)threadIdx.x; own < d.outputs; own += kThreads) {
-    const Column column(p, first + own);
-    shared[d.columns_at + 2 * own] = (uint32_t)column.bias;
-    ((float*)shared)[d.columns_at + 2 * own + 1] = column.multiplier;
+    const bool exists = first + own < p.cols;
+    float* to = (float*)shared + d.columns_at + 2 * own;
+    CopyAsync4(to, (const float*)p.bias + (exists ? first + own : 0), exists);
+    CopyAsync4(to + 1, p.multiplier + (exists ? first + own : 0), exists);
   }
+  CloseCopies();
 }
 
 // Writes a byte of the image to the frame, if it reaches there.
@@ -101,28 +97,39 @@ __device__ __forceinline__ void QuantizeImage(const Product& p, const Direct& d,
   }
 }
 
+// The products of a row of a window, from byte `at` of the frame on, and of a filter, from byte k
+// of it on.
+__device__ __forceinline__ int32_t MultiplyRow(const Direct& d, const uint32_t* frame, int at,
+                                               const uint32_t* filter, int k, int32_t sum) {
+  frame += at / 4;
+  filter += k / kQuad;
+  uint32_t low = frame[0], left = filter[0];
+#pragma unroll 4
+  for (int word = 1; word <= d.row_words; word++) {
+    const uint32_t high = frame[word], right = filter[word];
+    const uint32_t bytes = FourBytes(low, high, at % 4 * 8);
+    const uint32_t mask = word < d.row_words ? ~0u : d.last_mask;
+    sum = AddFourProducts(bytes, FourBytes(left, right, k % kQuad * 8) & mask, sum);
+    low = high, left = right;
+  }
+  return sum;
+}
+
 // Adds the products of the windows of a block's outputs to its sums, (outputs, positions).
 __device__ __forceinline__ void SumWindows(const Product& p, const Direct& d, uint32_t* shared) {
-  const int items = d.outputs * (int)d.by_slices.value * d.Positions();
+  const int slices = (int)d.by_slices.value, of_row = d.window_w * p.channels;
+  const int items = d.outputs * slices * d.Positions();
   for (int item = (int)threadIdx.x; item < items; item += kThreads) {
     const int of_all = item / d.by_positions, position = item - of_all * d.Positions();
-    const int own = of_all / d.by_slices, slice = of_all - own * (int)d.by_slices.value;
-    const int i = position / d.by_conv_w, j = position - i * d.conv_w, first = slice * d.lines;
-    const int at = (i * p.stride_h + first) * d.pitch + j * p.stride_w * p.channels;
-    const uint32_t* from = shared + at / 4;
-    const uint32_t* weights = shared + d.weights_at + (own * d.window_h + first) * d.row_words;
+    const int own = of_all / d.by_slices, first = (of_all - own * slices) * d.lines;
+    const int i = position / d.by_conv_w, j = position - i * d.conv_w;
+    const uint32_t* filter = shared + d.weights_at + own * p.quads;
+    int at = (i * p.stride_h + first) * d.pitch + j * p.stride_w * p.channels;
     int32_t sum = 0;
-    for (int line = 0; line < d.lines; line++, from += d.pitch / 4) {
-      uint32_t low = from[0];
-#pragma unroll 4
-      for (int word = 0; word < d.row_words; word++) {
-        const uint32_t high = from[word + 1];
-        sum = AddFourProducts(FourBytes(low, high, at % 4 * 8), *weights++, sum);
-        low = high;
-      }
-    }
+    for (int line = first; line < first + d.lines; line++, at += d.pitch)
+      sum = MultiplyRow(d, shared, at, filter, line * of_row, sum);
     uint32_t* to = shared + d.sums_at + own * d.Positions() + position;
-    if (d.by_slices.value == 1)
+    if (slices == 1)
       *to = (uint32_t)sum;
     else
       atomicAdd(to, (uint32_t)sum);
@@ -156,13 +163,14 @@ __global__ void __launch_bounds__(kThreads)
   const int first = ((int)blockIdx.x - image * d.groups) * d.outputs;
   for (int k = (int)threadIdx.x; k < d.weights_at; k += kThreads) shared[k] = p.pad;
   for (int k = d.sums_at + (int)threadIdx.x; k < d.words; k += kThreads) shared[k] = 0;
-  if (p.weights_ready) LoadDirectWeights(p, d, first, shared);
+  if (p.weights_ready) LoadOutputs(p, d, first, shared);
   __syncthreads();
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
+  if (!p.weights_ready) LoadOutputs(p, d, first, shared);
   p.images ? QuantizeImage(p, d, image, (uint8_t*)shared)
            : LoadImage(p, d, image, (uint8_t*)shared);
-  if (!p.weights_ready) LoadDirectWeights(p, d, first, shared);
+  WaitForCopies<0>();
   __syncthreads();
   SumWindows(p, d, shared);
   __syncthreads();
@@ -187,31 +195,30 @@ inline bool LayOutDirect(const Product& p, int device, Direct* out) {
   const int64_t frame_h = (conv_h - 1) * p.stride_h + d.window_h;
   const int64_t frame_w = ((d.conv_w - 1) * (int64_t)p.stride_w + d.window_w) * p.channels;
   const int64_t pitch = RoundUp(frame_w, 4), row_words = CeilDiv(of_row, kQuad);
+  const int64_t quads = CeilDiv(p.depth, kQuad);
   const int64_t frame_words = frame_h * pitch / 4 + 2;  // a shifted word reaches beyond
   const int64_t all = d.images * positions * p.cols * d.window_h * row_words;
   constexpr int64_t kRoom = kPlainShared / 4;
   if (frame_words > kRoom || all > kMostDirectWords) return false;
   int64_t outputs = CeilDiv((int64_t)d.images * p.cols, 2 * Multiprocessors(device));
   outputs = std::min<int64_t>(outputs, p.cols);
-  const auto words = [&] {
-    return frame_words + outputs * (d.window_h * row_words + 2 + positions);
-  };
+  const auto words = [&] { return frame_words + outputs * (quads + 2 + positions); };
   while (outputs > 1 && words() > kRoom) outputs--;
   if (words() > kRoom) return false;
   d.outputs = (int)outputs;
   d.groups = (int)CeilDiv(p.cols, outputs);
   d.frame_h = (int)frame_h, d.frame_w = (int)frame_w, d.pitch = (int)pitch;
   d.row_words = (int)row_words;
+  d.last_mask = of_row % kQuad ? (1u << of_row % kQuad * 8) - 1 : ~0u;
   d.lines = outputs * positions < 2 * kThreads ? 1 : d.window_h;
   d.weights_at = (int)frame_words;
-  d.columns_at = (int)(frame_words + outputs * d.window_h * row_words);
+  d.columns_at = (int)(frame_words + outputs * quads);
   d.sums_at = (int)(d.columns_at + 2 * outputs);
   d.words = (int)words();
   d.by_groups = Divisor(d.groups), d.by_line = Divisor((int64_t)p.in_w * p.channels);
   d.by_plane = Divisor((int64_t)p.in_h * p.in_w), d.by_in_w = Divisor(p.in_w);
   d.by_positions = Divisor(positions), d.by_conv_w = Divisor(d.conv_w);
-  d.by_slices = Divisor(d.window_h / d.lines), d.by_row_words = Divisor(row_words);
-  d.by_window_h = Divisor(d.window_h);
+  d.by_slices = Divisor(d.window_h / d.lines), d.by_quads = Divisor(quads);
   *out = d;
   return true;
 }
