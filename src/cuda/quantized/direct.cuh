@@ -42,12 +42,8 @@ __device__ __forceinline__ void LoadOutputs(const Product& p, const Direct& d, i
     const bool exists = output < p.cols;
     CopyAsync4((float*)shared + d.weights_at + id, (const float*)(exists ? from : p.w), exists);
   }
-  for (int own = (int)threadIdx.x; own < d.outputs; own += kThreads) {
-    const bool exists = first + own < p.cols;
-    float* to = (float*)shared + d.columns_at + 2 * own;
-    CopyAsync4(to, (const float*)p.bias + (exists ? first + own : 0), exists);
-    CopyAsync4(to + 1, p.multiplier + (exists ? first + own : 0), exists);
-  }
+  for (int own = (int)threadIdx.x; own < d.outputs; own += kThreads)
+    CopyColumn(p, first + own, (Column*)(shared + d.columns_at) + own);
   CloseCopies();
 }
 
@@ -150,9 +146,8 @@ __device__ __forceinline__ void StoreWindows(const Product& p, const Direct& d, 
     for (int down = 0; down < p.pool; down++)
       for (int right = 0; right < p.pool; right++)
         largest = max(largest, (int32_t)sums[down * d.conv_w + right]);
-    const uint32_t* column = shared + d.columns_at + 2 * own;
     StoreOne(p, ((int64_t)image * windows + window) * p.cols + first + own,
-             Column((int32_t)column[0], ((const float*)column)[1]), largest);
+             ((const Column*)(shared + d.columns_at))[own], largest);
   }
 }
 

@@ -41,6 +41,7 @@ struct Tile {
   static constexpr int kRows = kM, kCols = kN;
   static constexpr int kWarpRows = kM / 2, kWarpCols = kN / 2;
   static constexpr int kStageWords = (kM + kN) * kStep / 4;
+  static constexpr int kResident = kM > 64 ? 4 : 1;  // blocks that registers leave room for
   static constexpr int kPitch = kN + 16;  // bytes of a row of the result in shared memory
   static constexpr int kNbytes = kStages * kStageWords * 4;
   static_assert(kM * kPitch <= kNbytes);
@@ -176,6 +177,12 @@ __device__ __forceinline__ void LoadWeights(const Product& p, uint32_t* panel, i
   }
 }
 
+// Begins to copy what the sums of a tile's columns are scaled by.
+template <int kCols>
+__device__ __forceinline__ void LoadColumns(const Product& p, int first, Column* columns) {
+  for (int k = threadIdx.x; k < kCols; k += kProductThreads) CopyColumn(p, first + k, columns + k);
+}
+
 template <class Tile>
 using Sums = int32_t[Tile::kWarpRows / 16][Tile::kWarpCols / 8][4];
 
@@ -183,8 +190,9 @@ template <class Tile>
 __device__ __forceinline__ void MultiplyStage(const uint32_t* rows, const uint32_t* weights,
                                               Sums<Tile>& sums) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int row = warp / 2 * Tile::kWarpRows + lane / 4,
-            col = warp % 2 * Tile::kWarpCols + lane / 4;
+  // Of those that this lane names for the instruction, and of its own columns.
+  const int row = warp / 2 * Tile::kWarpRows + lane % 16;
+  const int col = warp % 2 * Tile::kWarpCols + lane / 4;
 #pragma unroll
   for (int k = 0; k < kStep / 32; k++) {
     uint32_t b[Tile::kWarpCols / 8][2];
@@ -196,71 +204,47 @@ __device__ __forceinline__ void MultiplyStage(const uint32_t* rows, const uint32
 #pragma unroll
     for (int i = 0; i < Tile::kWarpRows / 16; i++) {
       uint32_t a[4];
-#pragma unroll
-      for (int part = 0; part < 4; part++)
-        a[part] = rows[InRows(row + i * 16 + part % 2 * 8, k * 2 + part / 2, lane % 4)];
+      LoadMatrices<false>(rows + InRows(row + i * 16, k * 2 + lane / 16, 0), a);
 #pragma unroll
       for (int j = 0; j < Tile::kWarpCols / 8; j++) MultiplyAddBytes(a, b[j], sums[i][j]);
     }
   }
 }
 
-// Calls body(row, col, sum) for each of a thread's sums, by their place in the tile.
+// Calls body(row, col, left, right) for each two neighbors of a thread's sums, by their place in
+// the tile, column by column.
 template <class Tile, class F>
-__device__ __forceinline__ void ForSums(const Sums<Tile>& sums, const F& body) {
+__device__ __forceinline__ void ForPairs(const Sums<Tile>& sums, const F& body) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = warp / 2 * Tile::kWarpRows + lane / 4;
   const int col = warp % 2 * Tile::kWarpCols + lane % 4 * 2;
 #pragma unroll
-  for (int i = 0; i < Tile::kWarpRows / 16; i++)
+  for (int j = 0; j < Tile::kWarpCols / 8; j++)
 #pragma unroll
-    for (int j = 0; j < Tile::kWarpCols / 8; j++)
+    for (int i = 0; i < Tile::kWarpRows / 16; i++)
 #pragma unroll
-      for (int e = 0; e < 4; e++)
-        body(row + i * 16 + e / 2 * 8, col + j * 8 + e % 2, sums[i][j][e]);
-}
-
-// Writes up to four neighbors of a row of the result, with what follows the product.
-__device__ __forceinline__ void StoreFour(const Product& p, int64_t to, int col,
-                                          const Column (&columns)[4], const int32_t (&sums)[4]) {
-  const Residual& r = p.residual;
-  const bool in_fours = p.cols % 4 == 0 && !p.floats;
-  const uint32_t added = r.bytes && in_fours ? *(const uint32_t*)(r.bytes + to) : 0;
-  uint32_t word = 0;
-#pragma unroll
-  for (int e = 0; e < 4; e++) {
-    if (col + e >= p.cols) break;
-    if (p.floats) {
-      p.floats[to + e] = columns[e].Scaled(sums[e]);
-      continue;
-    }
-    int byte = Requantized(p, columns[e], sums[e]);
-    if (r.bytes) {
-      const int other = in_fours ? added >> 8 * e & 255 : r.bytes[to + e];
-      byte = AddedBytes(byte, other, r.scale_a, r.scale_b, r.offset, r.low, 255.f);
-    }
-    word |= (uint32_t)byte << 8 * e;
-    if (!in_fours) p.bytes[to + e] = (uint8_t)byte;
-  }
-  if (in_fours) *(uint32_t*)(p.bytes + to) = word;
+      for (int half = 0; half < 2; half++)
+        body(row + i * 16 + half * 8, col + j * 8, sums[i][j][2 * half], sums[i][j][2 * half + 1]);
 }
 
 // Requantizes a tile and writes it, bytes through shared memory, so that they leave 16 at a time.
 template <class Tile>
 __device__ __forceinline__ void Store(const Product& p, const Sums<Tile>& sums, int first_row,
-                                      int first_col, uint8_t* shared) {
+                                      int first_col, const Column* columns, uint8_t* shared) {
   if (p.floats) {
-    ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
-      if (first_row + row < p.rows && first_col + col < p.cols)
-        p.floats[(int64_t)(first_row + row) * p.cols + first_col + col] =
-            Column(p, first_col + col).Scaled(sum);
+    ForPairs<Tile>(sums, [&](int row, int col, int32_t left, int32_t right) {
+      float* to = p.floats + (int64_t)(first_row + row) * p.cols + first_col + col;
+      if (first_row + row >= p.rows) return;
+      if (first_col + col < p.cols) to[0] = columns[col].Scaled(left);
+      if (first_col + col + 1 < p.cols) to[1] = columns[col + 1].Scaled(right);
     });
     return;
   }
   __syncthreads();  // the panels have been read
-  ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
-    if (first_col + col >= p.cols) return;
-    shared[row * Tile::kPitch + col] = (uint8_t)Requantized(p, Column(p, first_col + col), sum);
+  ForPairs<Tile>(sums, [&](int row, int col, int32_t left, int32_t right) {
+    const int both = Requantized(p, columns[col], left) | Requantized(p, columns[col + 1], right)
+                                                              << 8;
+    *(uint16_t*)(shared + row * Tile::kPitch + col) = (uint16_t)both;
   });
   __syncthreads();
   const int rows = min(Tile::kRows, p.rows - first_row),
@@ -286,9 +270,8 @@ __device__ __forceinline__ void Store(const Product& p, const Sums<Tile>& sums, 
 // tile's rows.
 template <class Tile>
 __device__ __forceinline__ void StoreShare(const Product& p, int rank, int first_row, int first_col,
-                                           const Column (&columns)[4], const int32_t* sums) {
+                                           const Column* columns, const int32_t* sums) {
   constexpr int kQuads = Tile::kCols / 4;
-  static_assert(kProductThreads % kQuads == 0, "a thread's columns stay the same");
   const int positions = p.pool * p.pool, share = Tile::kRows / p.splits;
   for (int id = (int)threadIdx.x; id < share / positions * kQuads; id += kProductThreads) {
     const int local = rank * share + id / kQuads * positions, quad = id % kQuads * 4;
@@ -307,17 +290,18 @@ __device__ __forceinline__ void StoreShare(const Product& p, int rank, int first
 #pragma unroll
       for (int e = 0; e < 4; e++) largest[e] = position ? max(largest[e], sum[e]) : sum[e];
     }
-    StoreFour(p, (int64_t)(row / p.by_pool) * p.cols + col, col, columns, largest);
+    StoreFour(p, (int64_t)(row / p.by_pool) * p.cols + col, col, columns + quad, largest);
   }
 }
 
 template <class Tile, bool kAligned>
-__global__ void __launch_bounds__(kProductThreads) ProductKernel(const Product p) {
+__global__ void __launch_bounds__(kProductThreads, Tile::kResident) ProductKernel(const Product p) {
   uint32_t* shared = DynamicShared<uint32_t>();
   const int tile = (int)blockIdx.x / p.by_splits, rank = (int)blockIdx.x - tile * p.splits;
   const int down = tile / p.by_col_tiles, first_row = down * Tile::kRows;
   const int first_col = (tile - down * (int)p.by_col_tiles.value) * Tile::kCols;
   using Rows = Windows<Tile::kRows, kAligned>;
+  __shared__ Column columns[Tile::kCols];
   __shared__ Place places[kAligned ? 1 : kMostPlaces];
   const int begin = rank * p.slice;
   const int end = min(begin + p.slice, (p.depth + kStep - 1) / kStep);
@@ -338,19 +322,19 @@ __global__ void __launch_bounds__(kProductThreads) ProductKernel(const Product p
     if (step < end) windows.Load(stage(step), step * kStep);
     CloseCopies();
   };
-  if (p.weights_ready)
+  if (p.weights_ready) {
+    LoadColumns<Tile::kCols>(p, first_col, columns);
 #pragma unroll
     for (int step = 0; step < kStages - 1; step++) load_weights(begin + step);
+  }
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
+  if (!p.weights_ready) LoadColumns<Tile::kCols>(p, first_col, columns);
 #pragma unroll
   for (int step = 0; step < kStages - 1; step++) {
     if (!p.weights_ready) load_weights(begin + step);
     load_rows(begin + step);
   }
-  // Those of StoreShare, which are here before the sums.
-  const int own = first_col + (int)threadIdx.x % (Tile::kCols / 4) * 4;
-  const Column columns[4] = {{p, own}, {p, own + 1}, {p, own + 2}, {p, own + 3}};
   Sums<Tile> sums = {};
   for (int step = begin; step < end; step++) {
     WaitForCopies<kStages - 2>();
@@ -361,10 +345,11 @@ __global__ void __launch_bounds__(kProductThreads) ProductKernel(const Product p
     MultiplyStage<Tile>(ready, ready + Tile::kRows * kStep / 4, sums);
   }
   WaitForCopies<0>();
-  if (!p.IsShared()) return Store<Tile>(p, sums, first_row, first_col, (uint8_t*)shared);
+  if (!p.IsShared()) return Store<Tile>(p, sums, first_row, first_col, columns, (uint8_t*)shared);
   __syncthreads();  // the panels have been read
-  ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
-    ((int32_t*)shared)[row * Tile::kCols + col] = sum;
+  ForPairs<Tile>(sums, [&](int row, int col, int32_t left, int32_t right) {
+    ((int32_t*)shared)[row * Tile::kCols + col] = left;
+    ((int32_t*)shared)[row * Tile::kCols + col + 1] = right;
   });
   __syncthreads();
   if (p.splits > 1) MeetCluster();
@@ -392,7 +377,7 @@ void LaunchTiles(const char* op, Product p, int device, DLStream stream) {
   p.splits = (int)splits;
   p.by_splits = Divisor(splits);
   p.slice = (int)CeilDiv(CeilDiv(p.depth, kStep), splits);
-  p.weights_ready = InputsAreReady(1, 1);
+  p.weights_ready = InputsAreReady(1, 3);
   LaunchBeside(op, ProductKernel<Tile, kAligned>, (unsigned)(across * down * splits),
                (unsigned)splits, kProductThreads, Tile::kNbytes, stream, p);
 }

@@ -46,18 +46,46 @@ struct Column {
   int32_t bias;
   float multiplier;
 
-  __device__ __forceinline__ Column(int32_t bias, float multiplier)
-      : bias(bias), multiplier(multiplier) {}
-  __device__ __forceinline__ Column(const Product& p, int col)
-      : bias(col < p.cols ? p.bias[col] : 0), multiplier(col < p.cols ? p.multiplier[col] : 0.f) {}
   __device__ __forceinline__ float Scaled(int32_t sum) const {
     return (float)(sum + bias) * multiplier;
   }
 };
 
+// Begins to copy a column to shared memory, or writes zeros.
+__device__ __forceinline__ void CopyColumn(const Product& p, int col, Column* to) {
+  const bool exists = col < p.cols;
+  CopyAsync4((float*)&to->bias, (const float*)p.bias + (exists ? col : 0), exists);
+  CopyAsync4(&to->multiplier, p.multiplier + (exists ? col : 0), exists);
+}
+
 __device__ __forceinline__ int Requantized(const Product& p, const Column& column, int32_t sum) {
   const float low = (float)(p.low - p.zero), high = (float)(p.high - p.zero);
   return (int)rintf(fminf(fmaxf(column.Scaled(sum), low), high)) + p.zero;
+}
+
+// Writes up to four neighbors of a row of the result, with what follows the product.
+__device__ __forceinline__ void StoreFour(const Product& p, int64_t to, int col,
+                                          const Column* columns, const int32_t (&sums)[4]) {
+  const Residual& r = p.residual;
+  const bool in_fours = p.cols % 4 == 0 && !p.floats;
+  const uint32_t added = r.bytes && in_fours ? *(const uint32_t*)(r.bytes + to) : 0;
+  uint32_t word = 0;
+#pragma unroll
+  for (int e = 0; e < 4; e++) {
+    if (col + e >= p.cols) break;
+    if (p.floats) {
+      p.floats[to + e] = columns[e].Scaled(sums[e]);
+      continue;
+    }
+    int byte = Requantized(p, columns[e], sums[e]);
+    if (r.bytes) {
+      const int other = in_fours ? added >> 8 * e & 255 : r.bytes[to + e];
+      byte = AddedBytes(byte, other, r.scale_a, r.scale_b, r.offset, r.low, 255.f);
+    }
+    word |= (uint32_t)byte << 8 * e;
+    if (!in_fours) p.bytes[to + e] = (uint8_t)byte;
+  }
+  if (in_fours) *(uint32_t*)(p.bytes + to) = word;
 }
 
 // An element of the result behind the quantized one or the float that a product makes.
