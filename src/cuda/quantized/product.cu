@@ -5,7 +5,8 @@
 // ends, what stands for 0 is written instead. Bias, bounds and requantization are the epilogue.
 // python/dlsys/ops/quantize.py has the layout of the weights: words of four consecutive inputs, as
 // mma takes them. The result overlaps no input. Loads limit them. Where channels are no multiple of
-// 16, direct.cuh serves small images; of larger ones inputs are gathered byte by byte.
+// 16, direct.cuh serves small images and patch.cuh larger ones; of others, such as those
+// whose windows are of one element, inputs are gathered byte by byte.
 //
 // Where tiles are few, the blocks of a cluster share one, each with a slice of K, and add their
 // sums through distributed shared memory; the weights' first panels are on their way before the
@@ -16,6 +17,7 @@
 
 #include "cuda/quantized/direct.cuh"
 #include "cuda/quantized/mma.cuh"
+#include "cuda/quantized/patch.cuh"
 #include "cuda/quantized/product.cuh"
 #include "math/conv_geometry.h"
 
@@ -29,6 +31,7 @@ constexpr int kStages = 3;            // of the ring of panels
 constexpr int kChunks = kStep / 16;   // copies of a row
 constexpr int kRowsOfPass = kProductThreads / kChunks;
 constexpr int kMostSplits = 8;          // blocks of a portable cluster
+constexpr int kDeep = 8 * kStep;        // of K, from which on two blocks may share a large tile
 constexpr int kMostPool = 2;            // positions along a side of a window that is pooled
 constexpr int kMostPlaces = 8 * kStep;  // of K that is gathered, in a block's table
 
@@ -414,11 +417,15 @@ void Multiply(const char* op, Product p, const DLArray* w, const DLArray* bias,
   const int64_t tiles = CeilDiv(n, Large::kCols) * CeilDiv(p.rows, Large::kRows);
   const int device = y->ctx.device_id;
   Direct direct;
+  Patch patch;
   if (!aligned && LayOutDirect(p, device, &direct))
     LaunchDirect(op, p, direct, stream);
+  else if (!aligned && LayOutPatch(p, device, &patch))
+    LaunchPatch(op, p, patch, stream);
   else if (!aligned)
     LaunchTiles<Small, false>(op, p, device, stream);
-  else if (tiles < Multiprocessors(device))
+  else if (tiles < Multiprocessors(device) &&
+           (2 * tiles < Multiprocessors(device) || p.depth < kDeep))
     LaunchTiles<Small, true>(op, p, device, stream);
   else
     LaunchTiles<Large, true>(op, p, device, stream);
@@ -519,8 +526,8 @@ void QuantizedConv2dFused(const DLArray* x, const DLArray* w, const DLArray* bia
   Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
 }
 
-// True for few channels, as direct.cuh serves them; and for few tiles, whose sums pass through
-// shared memory in any case, where each image is quantized few times.
+// True for few channels, as direct.cuh and patch.cuh serve them; and for few tiles, whose sums pass
+// through shared memory in any case, where each image is quantized few times.
 bool QuantizedConv2dFusedFits(const DLArray* x, const DLArray*, const DLArray*, const DLArray*,
                               const DLArrayList* quantization, const DLArrayList*,
                               Struct<WindowOptions> windows, int64_t pad, int64_t, int64_t, int64_t,
@@ -532,10 +539,13 @@ bool QuantizedConv2dFusedFits(const DLArray* x, const DLArray*, const DLArray*, 
   const int64_t n = y->shape[3], rows = Numel(y) / n * pool * pool;
   Product p = ConvProduct(op, x, quantization->count > 0, y, *windows, pool, pad);
   Direct direct;
+  Patch patch;
   p.rows = (int)rows;
   p.cols = (int)n;
   const bool gathers = quantization->count || p.channels % 16;
-  if (gathers && rows <= INT32_MAX / 2 && LayOutDirect(p, device, &direct)) return true;
+  if (gathers && rows <= INT32_MAX / 2 &&
+      (LayOutDirect(p, device, &direct) || LayOutPatch(p, device, &patch)))
+    return true;
   const int64_t tiles = CeilDiv(n, Large::kCols) * CeilDiv(rows, Large::kRows);
   return tiles < Multiprocessors(device) &&
          (!quantization->count || rows * p.depth <= kMostGathered);

@@ -90,6 +90,7 @@ CONVOLUTIONS = (
     # Of few channels, with several outputs a block; and such as are gathered.
     fused_case((3, 12, 9, 6), 10, 36, size=(3, 2), stride=2, padding=1, pad=200, pool=2, high=250),
     fused_case((40, 12, 12, 3), 20, 75, size=(5, 5), padding=2, pad=3, low=1),
+    fused_case((1, 3, 127, 131), 70, 27, **FIRST, zero=2),
     fused_case((2, 3, 9, 9), 5, 27, **FIRST | dict(dilation=2, padding=2), pool=2),
 )
 
