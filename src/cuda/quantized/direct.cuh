@@ -2,10 +2,10 @@
 // a block makes some outputs of one image. It keeps the image's bytes in a frame of what stands for
 // 0, quantized on their way where the image is of floats, which may lie in memory of the host. A
 // row of a window is bytes in a row, and so is its part of a filter: both are shifted into words
-// for dp4a. A thread sums one position of one output, or one row of it, in shared memory: sums of
-// integers have no order. Pooling, bounds and requantization follow. Filters, biases and
-// multipliers are on their way before the predecessor on the stream has ended, where it does not
-// write them. Latency limits it.
+// for dp4a. A thread has the positions of a window that is pooled, or a row of each of them, whose
+// sums are added in shared memory: those of integers have no order. Pooling, bounds and
+// requantization follow. Filters, biases and multipliers are on their way before the predecessor on
+// the stream has ended, where it does not write them. Latency limits it.
 #pragma once
 #include <algorithm>
 
@@ -18,15 +18,13 @@ namespace cuda {
 // A launch: `groups` blocks of `outputs` outputs each make an image.
 struct Direct {
   int images, outputs, groups;
-  int window_h, window_w, conv_w;  // conv_w: positions across, before pooling
-  int frame_h, frame_w, pitch;     // frame_w and pitch: bytes of a line, and as lines are apart
-  int row_words;                   // of a window's row
-  uint32_t last_mask;              // of the bytes in the last of them
-  int lines;                       // of a window, that a thread sums
+  int window_h, window_w;
+  int frame_h, frame_w, pitch;  // frame_w and pitch: bytes of a line, and as lines are apart
+  int row_words;                // of a window's row
+  uint32_t last_mask;           // of the bytes in the last of them
+  int lines;                    // of a window, that a thread sums
   int weights_at, columns_at, sums_at, words;  // in shared memory
-  Divisor by_groups, by_line, by_plane, by_in_w, by_positions, by_conv_w, by_slices, by_quads;
-
-  __device__ __forceinline__ int Positions() const { return (int)by_positions.value; }
+  Divisor by_groups, by_line, by_plane, by_in_w, by_slices, by_quads;
 };
 
 constexpr int kDirectLoads = 6;                 // of a thread at once
@@ -93,64 +91,88 @@ __device__ __forceinline__ void QuantizeImage(const Product& p, const Direct& d,
   }
 }
 
-// The products of a row of a window, from byte `at` of the frame on, and of a filter, from byte k
-// of it on.
-__device__ __forceinline__ int32_t MultiplyRow(const Direct& d, const uint32_t* frame, int at,
-                                               const uint32_t* filter, int k, int32_t sum) {
-  frame += at / 4;
-  filter += k / kQuad;
-  uint32_t low = frame[0], left = filter[0];
+// Adds the products of rows of a window's kPool x kPool positions, from bytes `at` of the frame on,
+// and of a filter, from byte k of it on.
+template <int kPool>
+__device__ __forceinline__ void MultiplyRows(const Direct& d, const uint32_t* frame,
+                                             const int (&at)[kPool * kPool], const uint32_t* filter,
+                                             int k, int32_t (&sums)[kPool * kPool]) {
+  constexpr int kPositions = kPool * kPool;
+  const uint32_t* from[kPositions];
+  uint32_t low[kPositions], left = filter[k / kQuad];
+#pragma unroll
+  for (int e = 0; e < kPositions; e++) {
+    from[e] = frame + at[e] / 4;
+    low[e] = from[e][0];
+  }
 #pragma unroll 4
   for (int word = 1; word <= d.row_words; word++) {
-    const uint32_t high = frame[word], right = filter[word];
-    const uint32_t bytes = FourBytes(low, high, at % 4 * 8);
+    const uint32_t right = filter[k / kQuad + word];
     const uint32_t mask = word < d.row_words ? ~0u : d.last_mask;
-    sum = AddFourProducts(bytes, FourBytes(left, right, k % kQuad * 8) & mask, sum);
-    low = high, left = right;
+    const uint32_t weights = FourBytes(left, right, k % kQuad * 8) & mask;
+    left = right;
+#pragma unroll
+    for (int e = 0; e < kPositions; e++) {
+      const uint32_t high = from[e][word];
+      sums[e] = AddFourProducts(FourBytes(low[e], high, at[e] % 4 * 8), weights, sums[e]);
+      low[e] = high;
+    }
   }
-  return sum;
 }
 
-// Adds the products of the windows of a block's outputs to its sums, (outputs, positions).
+// Adds the products of a block's windows to its sums, (outputs, windows, positions): a thread has
+// some rows of all positions of a window that is pooled.
+template <int kPool>
 __device__ __forceinline__ void SumWindows(const Product& p, const Direct& d, uint32_t* shared) {
+  constexpr int kPositions = kPool * kPool;
   const int slices = (int)d.by_slices.value, of_row = d.window_w * p.channels;
-  const int items = d.outputs * slices * d.Positions();
+  const int windows = (int)p.by_positions.value, items = d.outputs * slices * windows;
   for (int item = (int)threadIdx.x; item < items; item += kThreads) {
-    const int of_all = item / d.by_positions, position = item - of_all * d.Positions();
+    const int of_all = item / p.by_positions, window = item - of_all * windows;
     const int own = of_all / d.by_slices, first = (of_all - own * slices) * d.lines;
-    const int i = position / d.by_conv_w, j = position - i * d.conv_w;
+    const int i = window / p.by_width * kPool;
+    const int j = (window - i / kPool * (int)p.by_width.value) * kPool;
     const uint32_t* filter = shared + d.weights_at + own * p.quads;
-    int at = (i * p.stride_h + first) * d.pitch + j * p.stride_w * p.channels;
-    int32_t sum = 0;
-    for (int line = first; line < first + d.lines; line++, at += d.pitch)
-      sum = MultiplyRow(d, shared, at, filter, line * of_row, sum);
-    uint32_t* to = shared + d.sums_at + own * d.Positions() + position;
-    if (slices == 1)
-      *to = (uint32_t)sum;
-    else
-      atomicAdd(to, (uint32_t)sum);
+    int at[kPositions];
+    int32_t sums[kPositions] = {};
+#pragma unroll
+    for (int e = 0; e < kPositions; e++)
+      at[e] = ((i + e / kPool) * p.stride_h + first) * d.pitch +
+              (j + e % kPool) * p.stride_w * p.channels;
+    for (int line = first; line < first + d.lines; line++) {
+      MultiplyRows<kPool>(d, shared, at, filter, line * of_row, sums);
+#pragma unroll
+      for (int e = 0; e < kPositions; e++) at[e] += d.pitch;
+    }
+    uint32_t* to = shared + d.sums_at + (own * windows + window) * kPositions;
+#pragma unroll
+    for (int e = 0; e < kPositions; e++) {
+      if (slices == 1)
+        to[e] = (uint32_t)sums[e];
+      else
+        atomicAdd(to + e, (uint32_t)sums[e]);
+    }
   }
 }
 
 // Pools and requantizes the sums of outputs from `first` on.
+template <int kPool>
 __device__ __forceinline__ void StoreWindows(const Product& p, const Direct& d, int image,
                                              int first, const uint32_t* shared) {
-  const int windows = (int)p.by_positions.value, across = (int)p.by_width.value;
-  const int outputs = min(d.outputs, p.cols - first);
+  const int windows = (int)p.by_positions.value;
   for (int id = (int)threadIdx.x; id < d.outputs * windows; id += kThreads) {
     const int own = id / p.by_positions, window = id - own * windows;
-    if (own >= outputs) break;
-    const int i = window / p.by_width, j = window - i * across;
-    const uint32_t* sums = shared + d.sums_at + own * d.Positions() + (i * d.conv_w + j) * p.pool;
+    if (first + own >= p.cols) break;
+    const uint32_t* sums = shared + d.sums_at + id * kPool * kPool;
     int32_t largest = (int32_t)sums[0];
-    for (int down = 0; down < p.pool; down++)
-      for (int right = 0; right < p.pool; right++)
-        largest = max(largest, (int32_t)sums[down * d.conv_w + right]);
+#pragma unroll
+    for (int e = 1; e < kPool * kPool; e++) largest = max(largest, (int32_t)sums[e]);
     StoreOne(p, ((int64_t)image * windows + window) * p.cols + first + own,
              ((const Column*)(shared + d.columns_at))[own], largest);
   }
 }
 
+template <int kPool>
 __global__ void __launch_bounds__(kThreads)
     DirectKernel(const __grid_constant__ Product p, const __grid_constant__ Direct d) {
   uint32_t* const shared = DynamicShared<uint32_t>();
@@ -167,9 +189,9 @@ __global__ void __launch_bounds__(kThreads)
            : LoadImage(p, d, image, (uint8_t*)shared);
   WaitForCopies<0>();
   __syncthreads();
-  SumWindows(p, d, shared);
+  SumWindows<kPool>(p, d, shared);
   __syncthreads();
-  StoreWindows(p, d, image, first, shared);
+  StoreWindows<kPool>(p, d, image, first, shared);
 }
 
 // ---- launchers ----
@@ -181,14 +203,15 @@ inline bool LayOutDirect(const Product& p, int device, Direct* out) {
   const int64_t windows = p.by_positions.value, pooled = p.pool * p.pool;
   d.window_w = (int)p.by_window_w.value;
   d.window_h = p.depth / std::max(d.window_w * p.channels, 1);
-  const bool sees = d.window_h * d.window_w > 1 && p.dilation_h == 1 && p.dilation_w == 1;
+  const bool pools = p.pool == 1 || p.pool == kMostPool;
+  const bool sees = pools && d.window_h * d.window_w > 1 && p.dilation_h == 1 && p.dilation_w == 1;
   if (!sees || p.cols < 1 || p.rows < 1) return false;
   const int64_t positions = windows * pooled;
   d.images = (int)(p.rows / positions);
-  d.conv_w = (int)p.by_width.value * p.pool;
-  const int64_t conv_h = positions / d.conv_w, of_row = (int64_t)d.window_w * p.channels;
+  const int64_t conv_w = p.by_width.value * p.pool;
+  const int64_t conv_h = positions / conv_w, of_row = (int64_t)d.window_w * p.channels;
   const int64_t frame_h = (conv_h - 1) * p.stride_h + d.window_h;
-  const int64_t frame_w = ((d.conv_w - 1) * (int64_t)p.stride_w + d.window_w) * p.channels;
+  const int64_t frame_w = ((conv_w - 1) * p.stride_w + d.window_w) * p.channels;
   const int64_t pitch = RoundUp(frame_w, 4), row_words = CeilDiv(of_row, kQuad);
   const int64_t quads = CeilDiv(p.depth, kQuad);
   const int64_t frame_words = frame_h * pitch / 4 + 2;  // a shifted word reaches beyond
@@ -205,14 +228,13 @@ inline bool LayOutDirect(const Product& p, int device, Direct* out) {
   d.frame_h = (int)frame_h, d.frame_w = (int)frame_w, d.pitch = (int)pitch;
   d.row_words = (int)row_words;
   d.last_mask = of_row % kQuad ? (1u << of_row % kQuad * 8) - 1 : ~0u;
-  d.lines = outputs * positions < 2 * kThreads ? 1 : d.window_h;
+  d.lines = outputs * windows < 2 * kThreads ? 1 : d.window_h;
   d.weights_at = (int)frame_words;
   d.columns_at = (int)(frame_words + outputs * quads);
   d.sums_at = (int)(d.columns_at + 2 * outputs);
   d.words = (int)words();
   d.by_groups = Divisor(d.groups), d.by_line = Divisor((int64_t)p.in_w * p.channels);
   d.by_plane = Divisor((int64_t)p.in_h * p.in_w), d.by_in_w = Divisor(p.in_w);
-  d.by_positions = Divisor(positions), d.by_conv_w = Divisor(d.conv_w);
   d.by_slices = Divisor(d.window_h / d.lines), d.by_quads = Divisor(quads);
   *out = d;
   return true;
@@ -220,8 +242,9 @@ inline bool LayOutDirect(const Product& p, int device, Direct* out) {
 
 inline void LaunchDirect(const char* op, Product p, const Direct& d, DLStream stream) {
   p.weights_ready = InputsAreReady(1, 3);
-  LaunchBeside(op, DirectKernel, (unsigned)(d.images * d.groups), 1, kThreads,
-               d.words * sizeof(uint32_t), stream, p, d);
+  const auto kernel = p.pool == 1 ? DirectKernel<1> : DirectKernel<kMostPool>;
+  LaunchBeside(op, kernel, (unsigned)(d.images * d.groups), 1, kThreads, d.words * sizeof(uint32_t),
+               stream, p, d);
 }
 
 }  // namespace cuda

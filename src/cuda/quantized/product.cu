@@ -32,7 +32,6 @@ constexpr int kChunks = kStep / 16;   // copies of a row
 constexpr int kRowsOfPass = kProductThreads / kChunks;
 constexpr int kMostSplits = 8;          // blocks of a portable cluster
 constexpr int kDeep = 8 * kStep;        // of K, from which on two blocks may share a large tile
-constexpr int kMostPool = 2;            // positions along a side of a window that is pooled
 constexpr int kMostPlaces = 8 * kStep;  // of K that is gathered, in a block's table
 
 struct alignas(16) Sixteen {  // bytes, that are moved together
@@ -230,6 +229,21 @@ __device__ __forceinline__ void ForPairs(const Sums<Tile>& sums, const F& body) 
         body(row + i * 16 + half * 8, col + j * 8, sums[i][j][2 * half], sums[i][j][2 * half + 1]);
 }
 
+// The sums behind a product of sixteen of its results.
+__device__ __forceinline__ Sixteen SumOf(const Product& p, const Sixteen& made,
+                                         const Sixteen& added) {
+  Sixteen sum;
+#pragma unroll
+  for (int q = 0; q < 4; q++) {
+    sum.words[q] = 0;
+#pragma unroll
+    for (int e = 0; e < 32; e += 8)
+      sum.words[q] |= (uint32_t)WithResidual(p, made.words[q] >> e & 255, added.words[q] >> e & 255)
+                      << e;
+  }
+  return sum;
+}
+
 // Requantizes a tile and writes it, bytes through shared memory, so that they leave 16 at a time.
 template <class Tile>
 __device__ __forceinline__ void Store(const Product& p, const Sums<Tile>& sums, int first_row,
@@ -252,19 +266,26 @@ __device__ __forceinline__ void Store(const Product& p, const Sums<Tile>& sums, 
   __syncthreads();
   const int rows = min(Tile::kRows, p.rows - first_row),
             cols = min(Tile::kCols, p.cols - first_col);
-  uint8_t* to = p.bytes + (int64_t)first_row * p.cols + first_col;
+  const int64_t corner = (int64_t)first_row * p.cols + first_col;
+  const uint8_t* added = p.residual.bytes ? p.residual.bytes + corner : nullptr;
+  uint8_t* to = p.bytes + corner;
   if (p.aligned_out) {
     constexpr int kAcross = Tile::kCols / 16;
+#pragma unroll 4
     for (int k = threadIdx.x; k < rows * kAcross; k += kProductThreads) {
       const int row = k / kAcross, col = k % kAcross * 16;
-      if (col < cols)
-        *(Sixteen*)(to + (int64_t)row * p.cols + col) =
-            *(const Sixteen*)(shared + row * Tile::kPitch + col);
+      const int64_t at = (int64_t)row * p.cols + col;
+      if (col >= cols) continue;
+      const Sixteen made = *(const Sixteen*)(shared + row * Tile::kPitch + col);
+      *(Sixteen*)(to + at) = added ? SumOf(p, made, *(const Sixteen*)(added + at)) : made;
     }
   } else {
     for (int k = threadIdx.x; k < rows * Tile::kCols; k += kProductThreads) {
       const int row = k / Tile::kCols, col = k % Tile::kCols;
-      if (col < cols) to[(int64_t)row * p.cols + col] = shared[row * Tile::kPitch + col];
+      const int64_t at = (int64_t)row * p.cols + col;
+      if (col >= cols) continue;
+      const int made = shared[row * Tile::kPitch + col];
+      to[at] = (uint8_t)(added ? WithResidual(p, made, added[at]) : made);
     }
   }
 }
@@ -412,7 +433,7 @@ void Multiply(const char* op, Product p, const DLArray* w, const DLArray* bias,
   p.zero = (int)zero;
   p.low = (int)low;
   p.high = (int)high;
-  p.aligned_out = n % 16 == 0 && Aligned16(y->data);
+  p.aligned_out = n % 16 == 0 && Aligned16(y->data) && Aligned16(p.residual.bytes);
   const bool aligned = !p.images && p.channels % 16 == 0 && Aligned16(p.x);
   const int64_t tiles = CeilDiv(n, Large::kCols) * CeilDiv(p.rows, Large::kRows);
   const int device = y->ctx.device_id;
@@ -526,10 +547,10 @@ void QuantizedConv2dFused(const DLArray* x, const DLArray* w, const DLArray* bia
   Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
 }
 
-// True for few channels, as direct.cuh and patch.cuh serve them; and for few tiles, whose sums pass
-// through shared memory in any case, where each image is quantized few times.
+// True for few channels, as direct.cuh and patch.cuh serve them; for a sum; and for few tiles,
+// whose sums pass through shared memory in any case, where each image is quantized few times.
 bool QuantizedConv2dFusedFits(const DLArray* x, const DLArray*, const DLArray*, const DLArray*,
-                              const DLArrayList* quantization, const DLArrayList*,
+                              const DLArrayList* quantization, const DLArrayList* residual,
                               Struct<WindowOptions> windows, int64_t pad, int64_t, int64_t, int64_t,
                               int64_t pool, float, float, float, int64_t, DLArray* y) {
   const char* op = "quantized_conv2d_fused";
@@ -546,6 +567,7 @@ bool QuantizedConv2dFusedFits(const DLArray* x, const DLArray*, const DLArray*, 
   if (gathers && rows <= INT32_MAX / 2 &&
       (LayOutDirect(p, device, &direct) || LayOutPatch(p, device, &patch)))
     return true;
+  if (residual->count && !quantization->count) return true;
   const int64_t tiles = CeilDiv(n, Large::kCols) * CeilDiv(rows, Large::kRows);
   return tiles < Multiprocessors(device) &&
          (!quantization->count || rows * p.depth <= kMostGathered);

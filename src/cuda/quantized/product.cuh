@@ -8,8 +8,9 @@
 namespace dlsys {
 namespace cuda {
 
-constexpr int kPanel = 16;  // output channels of a panel of packed weights
-constexpr int kQuad = 4;    // inputs of a word
+constexpr int kPanel = 16;    // output channels of a panel of packed weights
+constexpr int kQuad = 4;      // inputs of a word
+constexpr int kMostPool = 2;  // positions along a side of a window that is pooled
 
 // A sum behind a product: the quantized result times scale_a, residual times scale_b, and offset.
 struct Residual {
@@ -36,9 +37,7 @@ struct Product {
   Divisor by_channels, by_window_w, by_positions, by_width, by_col_tiles, by_pool, by_splits;
 
   // True where the sums pass through shared memory.
-  __device__ __forceinline__ bool IsShared() const {
-    return splits > 1 || pool > 1 || residual.bytes;
-  }
+  __device__ __forceinline__ bool IsShared() const { return splits > 1 || pool > 1; }
 };
 
 // Of a column: what is added to a sum, and what that is multiplied by.
@@ -63,6 +62,12 @@ __device__ __forceinline__ int Requantized(const Product& p, const Column& colum
   return (int)rintf(fminf(fmaxf(column.Scaled(sum), low), high)) + p.zero;
 }
 
+// A quantized result with the byte that is added to it.
+__device__ __forceinline__ int WithResidual(const Product& p, int byte, int added) {
+  const Residual& r = p.residual;
+  return AddedBytes(byte, added, r.scale_a, r.scale_b, r.offset, r.low, 255.f);
+}
+
 // Writes up to four neighbors of a row of the result, with what follows the product.
 __device__ __forceinline__ void StoreFour(const Product& p, int64_t to, int col,
                                           const Column* columns, const int32_t (&sums)[4]) {
@@ -80,7 +85,7 @@ __device__ __forceinline__ void StoreFour(const Product& p, int64_t to, int col,
     int byte = Requantized(p, columns[e], sums[e]);
     if (r.bytes) {
       const int other = in_fours ? added >> 8 * e & 255 : r.bytes[to + e];
-      byte = AddedBytes(byte, other, r.scale_a, r.scale_b, r.offset, r.low, 255.f);
+      byte = WithResidual(p, byte, other);
     }
     word |= (uint32_t)byte << 8 * e;
     if (!in_fours) p.bytes[to + e] = (uint8_t)byte;
@@ -91,13 +96,12 @@ __device__ __forceinline__ void StoreFour(const Product& p, int64_t to, int col,
 // An element of the result behind the quantized one or the float that a product makes.
 __device__ __forceinline__ void StoreOne(const Product& p, int64_t to, const Column& column,
                                          int32_t sum) {
-  const Residual& r = p.residual;
   if (p.floats) {
     p.floats[to] = column.Scaled(sum);
     return;
   }
   int byte = Requantized(p, column, sum);
-  if (r.bytes) byte = AddedBytes(byte, r.bytes[to], r.scale_a, r.scale_b, r.offset, r.low, 255.f);
+  if (p.residual.bytes) byte = WithResidual(p, byte, p.residual.bytes[to]);
   p.bytes[to] = (uint8_t)byte;
 }
 
