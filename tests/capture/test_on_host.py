@@ -82,7 +82,7 @@ class OnHost(unittest.TestCase):
     def kernels(self, program: dl.inference.program.InferenceProgram) -> int:
         """Those of the one launch that is a prediction."""
         (entry,) = program._executors.values()
-        graph = programs(entry._executor)[-1]._host_graph
+        graph = programs(entry.executor)[-1]._host_graph
         assert graph is not None
         return graph._graph.info.kernels
 
@@ -97,7 +97,7 @@ class OnHost(unittest.TestCase):
                 if k == 3:  # another run in between uses arrays of the device
                     (entry,) = program._executors.values()
                     feeds = {entry._inputs[0]: dl.ndarray.array(x, GPU)}
-                    got = entry._executor.run(feeds)[0].asnumpy()
+                    got = entry.executor.run(feeds)[0].asnumpy()
                     np.testing.assert_array_equal(got, program(x))
             self.assertEqual(self.kernels(program), count)
 

@@ -52,8 +52,7 @@ class PinnedMemory:
 class HostGraph:
     """The only segment of a plan, with feeds and fetches that are arrays of the host.
 
-    slots: arrays of the device in which its steps have the feeds, and then the fetches. feeds,
-    fetches: views of pinned memory. Write the first, call `run(stream)`, read the second.
+    slots: arrays of the device in which its steps have the feeds, and then the fetches.
     """
 
     def __init__(self, segment: Segment, plan: Plan, slots: Sequence[NDArray], on: int) -> None:
@@ -63,7 +62,7 @@ class HostGraph:
         memory = self._memory = PinnedMemory(segment.ctx, offsets[-1])
         addresses, count = [memory.address + at for at in offsets], len(plan.feeds)
         arrays = [memory.array(at, slot) for at, slot in zip(offsets, slots)]
-        self.feeds, self.fetches = arrays[:count], arrays[count:]
+        self._feeds, self._fetches = arrays[:count], arrays[count:]  # views of pinned memory
         copied = []
         for k, value in enumerate(plan.feeds):
             if _is_read_in_place(value, plan):
@@ -82,11 +81,14 @@ class HostGraph:
         self._graph = capture(segment, on, inputs, outputs)
         self._replay = partial(load().cdll.DLGraphReplayAndWait, self._graph.handle)
 
-    def run(self, on: int) -> None:
-        """One run on a stream, whose results are in `fetches` on return."""
+    def run(self, feeds: Sequence[np.ndarray], on: int) -> list[np.ndarray]:
+        """The fetches of one run on a stream, fresh arrays."""
+        for array, value in zip(self._feeds, feeds):
+            array[...] = value
         status = self._replay(on)
         if status:
             load().check(status)
+        return [array.copy() for array in self._fetches]
 
 
 def _is_read_in_place(feed: Value, plan: Plan) -> bool:
