@@ -1,16 +1,18 @@
 // Quantized convolutions of few channels, whose windows an implicit GEMM would gather byte by byte:
 // a block makes some outputs of one image. It keeps the image's bytes in a frame of what stands for
-// 0, quantized on their way where the image is of floats, which may lie in memory of the host. A
-// row of a window is bytes in a row, and so is its part of a filter: both are shifted into words
-// for dp4a. A thread has the positions of a window that is pooled, or a row of each of them, whose
-// sums are added in shared memory: those of integers have no order. Pooling, bounds and
-// requantization follow. Filters, biases and multipliers are on their way before the predecessor on
-// the stream has ended, where it does not write them. Latency limits it.
+// 0, quantized on their way where the image is of floats. Those may lie in memory of the host, of
+// which the blocks of a cluster read a part each for all. A row of a window is bytes in a row, and
+// so is its part of a filter: both are shifted into words for dp4a. A thread has the positions of a
+// window that is pooled, or a row of each of them, whose sums are added in shared memory: those of
+// integers have no order. Pooling, bounds and requantization follow. Filters, biases and
+// multipliers are on their way before the predecessor on the stream has ended, where it does not
+// write them. Latency limits it.
 #pragma once
 #include <algorithm>
 
 #include "cuda/quantized/mma.cuh"
 #include "cuda/quantized/product.cuh"
+#include "cuda/runtime/pinned.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -23,6 +25,7 @@ struct Direct {
   int row_words;                // of a window's row
   uint32_t last_mask;           // of the bytes in the last of them
   int lines;                    // of a window, that a thread sums
+  bool shares;                  // the blocks are one cluster, and read the image together
   int weights_at, columns_at, sums_at, words;  // in shared memory
   Divisor by_groups, by_line, by_plane, by_in_w, by_slices, by_quads;
 };
@@ -45,11 +48,10 @@ __device__ __forceinline__ void LoadOutputs(const Product& p, const Direct& d, i
   CloseCopies();
 }
 
-// Writes a byte of the image to the frame, if it reaches there.
-__device__ __forceinline__ void StoreInFrame(const Product& p, const Direct& d, int h, int at,
-                                             unsigned byte, uint8_t* frame) {
+// Where a byte of the image lies in the frame, -1 if that does not reach there.
+__device__ __forceinline__ int InFrame(const Product& p, const Direct& d, int h, int at) {
   const int row = h + p.pad_h, col = p.pad_w * p.channels + at;
-  if (row < d.frame_h && col < d.frame_w) frame[row * d.pitch + col] = (uint8_t)byte;
+  return row < d.frame_h && col < d.frame_w ? row * d.pitch + col : -1;
 }
 
 // Copies an image of bytes, (H, W, C).
@@ -65,15 +67,22 @@ __device__ __forceinline__ void LoadImage(const Product& p, const Direct& d, int
 #pragma unroll
     for (int e = 0; e < kDirectLoads; e++) {
       const int k = first + e * kThreads, h = k / d.by_line;
-      if (k < all) StoreInFrame(p, d, h, k - h * line, bytes[e], frame);
+      const int at = InFrame(p, d, h, k - h * line);
+      if (k < all && at >= 0) frame[at] = (uint8_t)bytes[e];
     }
   }
 }
 
-// Quantizes an image of floats, (C, H, W).
+// Where element k of an image of floats, (C, H, W), lies in the frame.
+__device__ __forceinline__ int FloatInFrame(const Product& p, const Direct& d, int k) {
+  const int c = k / d.by_plane, rest = k - c * (int)d.by_plane.value, h = rest / d.by_in_w;
+  return InFrame(p, d, h, (rest - h * p.in_w) * p.channels + c);
+}
+
+// Quantizes an image of floats.
 __device__ __forceinline__ void QuantizeImage(const Product& p, const Direct& d, int image,
                                               uint8_t* frame) {
-  const int plane = (int)d.by_plane.value, all = p.channels * plane;
+  const int all = p.channels * (int)d.by_plane.value;
   const float* x = p.images + (int64_t)image * all;
   const float unit = *p.unit, origin = (float)*p.origin;
   for (int first = (int)threadIdx.x; first < all; first += kDirectLoads * kThreads) {
@@ -83,12 +92,24 @@ __device__ __forceinline__ void QuantizeImage(const Product& p, const Direct& d,
       values[e] = first + e * kThreads < all ? x[first + e * kThreads] : 0.f;
 #pragma unroll
     for (int e = 0; e < kDirectLoads; e++) {
-      const int k = first + e * kThreads, c = k / d.by_plane, rest = k - c * plane;
-      const int h = rest / d.by_in_w, w = rest - h * p.in_w;
-      if (k < all)
-        StoreInFrame(p, d, h, w * p.channels + c, QuantizedByte(values[e], unit, origin), frame);
+      const int k = first + e * kThreads, at = FloatInFrame(p, d, k);
+      if (k < all && at >= 0) frame[at] = (uint8_t)QuantizedByte(values[e], unit, origin);
     }
   }
+}
+
+// The same by all blocks of a cluster, an element a thread, into the frame of each.
+__device__ __forceinline__ void ShareImage(const Product& p, const Direct& d, uint8_t* frame) {
+  const int k = (int)blockIdx.x * kThreads + (int)threadIdx.x;
+  const bool exists = k < p.channels * (int)d.by_plane.value;
+  const float value = exists ? p.images[k] : 0.f;
+  const unsigned byte = QuantizedByte(value, *p.unit, (float)*p.origin);
+  const int at = FloatInFrame(p, d, k);
+  MeetCluster();  // the frames are filled
+  if (exists && at >= 0)
+    for (int peer = 0; peer < d.groups; peer++)
+      ((uint8_t*)OfPeer((const float*)frame, peer))[at] = (uint8_t)byte;
+  MeetCluster();
 }
 
 // Adds the products of rows of a window's kPool x kPool positions, from bytes `at` of the frame on,
@@ -185,8 +206,12 @@ __global__ void __launch_bounds__(kThreads)
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
   if (!p.weights_ready) LoadOutputs(p, d, first, shared);
-  p.images ? QuantizeImage(p, d, image, (uint8_t*)shared)
-           : LoadImage(p, d, image, (uint8_t*)shared);
+  if (d.shares)
+    ShareImage(p, d, (uint8_t*)shared);
+  else if (p.images)
+    QuantizeImage(p, d, image, (uint8_t*)shared);
+  else
+    LoadImage(p, d, image, (uint8_t*)shared);
   WaitForCopies<0>();
   __syncthreads();
   SumWindows<kPool>(p, d, shared);
@@ -240,11 +265,14 @@ inline bool LayOutDirect(const Product& p, int device, Direct* out) {
   return true;
 }
 
-inline void LaunchDirect(const char* op, Product p, const Direct& d, DLStream stream) {
+inline void LaunchDirect(const char* op, Product p, Direct d, int device, DLStream stream) {
+  constexpr int kMostOfCluster = 8;  // blocks
   p.weights_ready = InputsAreReady(1, 3);
+  d.shares = d.images == 1 && d.groups <= kMostOfCluster && ComputeMajor(device) >= 9 &&
+             (int64_t)p.channels * p.in_h * p.in_w <= d.groups * kThreads && IsPinned(p.images);
   const auto kernel = p.pool == 1 ? DirectKernel<1> : DirectKernel<kMostPool>;
-  LaunchBeside(op, kernel, (unsigned)(d.images * d.groups), 1, kThreads, d.words * sizeof(uint32_t),
-               stream, p, d);
+  LaunchBeside(op, kernel, (unsigned)(d.images * d.groups), d.shares ? (unsigned)d.groups : 1,
+               kThreads, d.words * sizeof(uint32_t), stream, p, d);
 }
 
 }  // namespace cuda

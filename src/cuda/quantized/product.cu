@@ -440,7 +440,7 @@ void Multiply(const char* op, Product p, const DLArray* w, const DLArray* bias,
   Direct direct;
   Patch patch;
   if (!aligned && LayOutDirect(p, device, &direct))
-    LaunchDirect(op, p, direct, stream);
+    LaunchDirect(op, p, direct, device, stream);
   else if (!aligned && LayOutPatch(p, device, &patch))
     LaunchPatch(op, p, patch, stream);
   else if (!aligned)
