@@ -5,8 +5,8 @@
 // exchange. A block that needs the outputs of others reads them from distributed shared memory. The
 // weights of all layers come to shared memory (cp.async), before the predecessor on the stream has
 // ended where it does not write them. Row-major, contiguous, y overlaps nothing that is read; every
-// k is a multiple of 4. A warp sums an output in a fixed order. y may be memory of the host, which
-// is then told of it. Latency limits it.
+// k is a multiple of 4. A warp, or a quarter of one where a block has many outputs, sums an output
+// in a fixed order. y may be memory of the host, which is then told of it. Latency limits it.
 #include <algorithm>
 
 #include "cuda/gemm/epilogue.cuh"
@@ -62,17 +62,23 @@ __device__ __forceinline__ void LoadWeights(const Chain& c, float* shared) {
   }
 }
 
-// What a layer makes of `input` (m, k) for this block's outputs: the result, or (outputs, m) in
-// shared memory.
+// What a layer makes of `input` (m, k) for this block's outputs, each by kLanes threads: the
+// result, or (outputs, m) in shared memory.
+template <int kLanes>
 __device__ __forceinline__ void RunLayer(const Chain& c, const Layer& l, const float* input,
                                          float* shared, bool last) {
-  const int lane = (int)threadIdx.x % 32, count = OwnOutputs(l);
-  for (int own = (int)threadIdx.x / 32; own < count; own += kChainWarps) {
+  const int lane = (int)threadIdx.x % kLanes, count = OwnOutputs(l);
+  const int rounds = (count + kChainThreads / kLanes - 1) / (kChainThreads / kLanes);
+  for (int round = 0; round < rounds; round++) {
+    // All lanes of a warp take part in its sums.
+    const int output_of_block = (int)threadIdx.x / kLanes + round * (kChainThreads / kLanes);
+    const bool exists = output_of_block < count;
+    const int own = exists ? output_of_block : 0;
     const float* w = shared + l.weights_at + own * l.k;
     const int output = Rank() + own * l.owners;
     const float bias = shared[l.biases_at + own];
     float sums[kMostRows] = {};
-    for (int k = lane * 4; k < l.k; k += 128) {
+    for (int k = lane * 4; k < l.k; k += kLanes * 4) {
       const float4 right = *(const float4*)(w + k);
 #pragma unroll
       for (int row = 0; row < kMostRows; row++) {
@@ -84,10 +90,10 @@ __device__ __forceinline__ void RunLayer(const Chain& c, const Layer& l, const f
 #pragma unroll
     for (int row = 0; row < kMostRows; row++) {
       if (row >= c.m) break;
-      float value[1] = {GroupReduce<SumMonoid, 32>(sums[row]) + bias};
+      float value[1] = {GroupReduce<SumMonoid, kLanes>(sums[row]) + bias};
       const float side[1] = {0.f};
       ApplyActivations(l.activation, 0, side, value);
-      if (lane > 0) continue;
+      if (lane > 0 || !exists) continue;
       if (last)
         c.y[(int64_t)row * l.n + output] = value[0];
       else
@@ -109,7 +115,10 @@ __global__ void __launch_bounds__(kChainThreads) MatvecChainKernel(const Chain c
   for (int q = 0; q < c.layers; q++) {
     const Layer& l = c.layer[q];
     const bool last = q + 1 == c.layers;
-    RunLayer(c, l, input, shared, last);
+    if (OwnOutputs(l) > kChainWarps)
+      RunLayer<8>(c, l, input, shared, last);
+    else
+      RunLayer<32>(c, l, input, shared, last);
     if (last) break;
     // All outputs are there, and the input has been read.
     const int next = c.layer[q + 1].owners;

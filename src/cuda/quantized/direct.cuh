@@ -253,7 +253,7 @@ inline bool LayOutDirect(const Product& p, int device, Direct* out) {
   d.frame_h = (int)frame_h, d.frame_w = (int)frame_w, d.pitch = (int)pitch;
   d.row_words = (int)row_words;
   d.last_mask = of_row % kQuad ? (1u << of_row % kQuad * 8) - 1 : ~0u;
-  d.lines = outputs * windows < 2 * kThreads ? 1 : d.window_h;
+  d.lines = 2 * outputs * windows < kThreads ? 1 : d.window_h;  // atomics take longer than a row
   d.weights_at = (int)frame_words;
   d.columns_at = (int)(frame_words + outputs * quads);
   d.sums_at = (int)(d.columns_at + 2 * outputs);
