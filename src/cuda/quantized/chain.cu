@@ -21,6 +21,7 @@ constexpr int kMostLayers = 4, kMostRows = 8, kCluster = 8;
 constexpr int kPanel = 16, kQuad = 4;      // outputs of a panel, inputs of a word
 constexpr int kParts = kThreads / 32 / 2;  // of the inputs, among warps
 constexpr int kStepQuads = 8;              // of an mma
+constexpr int kPanelsAtOnce = 4;
 constexpr int64_t kMostShared = 48 << 10;  // words
 constexpr int64_t kSmall = 4 << 10;        // words of the weights of a layer of one block
 
@@ -72,26 +73,36 @@ __device__ __forceinline__ void LoadWeights(const Chain& c, uint32_t* shared) {
   }
 }
 
-// Writes this warp's part of the product of the input with a panel to `sums`, (parts, rows,
-// outputs).
-__device__ __forceinline__ void MultiplyPanel(const Chain& c, const Layer& l, const uint32_t* input,
-                                              const uint32_t* weights, int32_t* sums) {
+// Writes this warp's part of the products of the input with this block's panels to the sums,
+// (panels, parts, rows, outputs), for several panels side by side.
+__device__ __forceinline__ void MultiplyPanels(const Chain& c, const Layer& l,
+                                               const uint32_t* input, uint32_t* shared) {
   const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, part = warp / 2;
-  const int row = lane / 4, col = warp % 2 * 8 + lane / 4;
-  int32_t made[4] = {};
-  for (int quad = part * kStepQuads + lane % 4; quad - lane % 4 < l.quads;
-       quad += kParts * kStepQuads) {
-    const bool near = quad < l.quads, far = quad + 4 < l.quads;
-    const uint32_t* from = input + row * c.pitch + quad;
-    const uint32_t a[4] = {row < c.m && near ? from[0] : 0, 0, row < c.m && far ? from[4] : 0, 0};
-    const uint32_t b[2] = {near ? weights[quad * kPanel + col] : 0,
-                           far ? weights[(quad + 4) * kPanel + col] : 0};
-    MultiplyAddBytes(a, b, made);
+  const int row = lane / 4, col = warp % 2 * 8, panels = l.OwnPanels(Rank());
+  for (int first = 0; first < panels; first += kPanelsAtOnce) {
+    int32_t made[kPanelsAtOnce][4] = {};
+    for (int quad = part * kStepQuads + lane % 4; quad - lane % 4 < l.quads;
+         quad += kParts * kStepQuads) {
+      const bool near = quad < l.quads, far = quad + 4 < l.quads;
+      const uint32_t* from = input + row * c.pitch + quad;
+      const uint32_t a[4] = {row < c.m && near ? from[0] : 0, 0, row < c.m && far ? from[4] : 0, 0};
+#pragma unroll
+      for (int e = 0; e < kPanelsAtOnce; e++) {
+        if (first + e >= panels) break;
+        const uint32_t* w = shared + l.weights_at + (first + e) * l.quads * kPanel + col + lane / 4;
+        const uint32_t b[2] = {near ? w[quad * kPanel] : 0, far ? w[(quad + 4) * kPanel] : 0};
+        MultiplyAddBytes(a, b, made[e]);
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kPanelsAtOnce; e++) {
+      if (first + e >= panels || row >= c.m) break;
+      int32_t* to = (int32_t*)shared + c.sums_at +
+                    (((first + e) * kParts + part) * c.m + row) * kPanel + col + lane % 4 * 2;
+      to[0] = made[e][0];
+      to[1] = made[e][1];
+    }
   }
-  if (row >= c.m) return;
-  int32_t* to = sums + (part * c.m + row) * kPanel + warp % 2 * 8 + lane % 4 * 2;
-  to[0] = made[0];
-  to[1] = made[1];
 }
 
 // Requantizes this block's outputs: to the result, or, word by word, (outputs, rows) to `to`.
@@ -152,9 +163,7 @@ __global__ void __launch_bounds__(kThreads) QuantizedChainKernel(const Chain c) 
   for (int q = 0; q < c.layers; q++) {
     const Layer& l = c.layer[q];
     const bool last = q + 1 == c.layers;
-    for (int own = 0; own < l.OwnPanels(Rank()); own++)
-      MultiplyPanel(c, l, input, shared + l.weights_at + own * l.quads * kPanel,
-                    (int32_t*)shared + c.sums_at + own * kParts * c.m * kPanel);
+    MultiplyPanels(c, l, input, shared);
     __syncthreads();
     FinishPanels(c, l, shared, last ? nullptr : shared + l.outputs_at);
     if (last) break;
