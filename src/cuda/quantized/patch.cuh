@@ -29,7 +29,7 @@ struct Patch {
   int lines, line_nbytes, pitch;  // of the patch; pitch: bytes
   int conv_h, conv_w;
   int weights_at, places_at;  // words of shared memory; sums take the place of the patch
-  Divisor by_blocks, by_row_words, by_line_nbytes, by_across, by_tiles_across, by_tiles_down;
+  Divisor by_blocks, by_row_words, by_across, by_tiles_across, by_tiles_down;
 };
 
 // Where a tile begins.
@@ -65,37 +65,37 @@ __device__ __forceinline__ void LoadPatchWeights(const Product& p, const Patch& 
   }
 }
 
-// Copies what a tile sees, or quantizes it.
+// Copies what a tile sees, or quantizes it: a warp has a line of the patch, or one of a channel.
 __device__ __forceinline__ void LoadPatch(const Product& p, const Patch& q, const PatchTile& tile,
                                           uint8_t* to) {
-  const int all = q.lines * q.line_nbytes, of_line = p.in_w * p.channels;
-  const int top = tile.row * p.stride_h - p.pad_h;
-  const int left = (tile.col * p.stride_w - p.pad_w) * p.channels;
+  const int lane = (int)threadIdx.x % 32, channels = p.images ? p.channels : 1;
+  const int count = p.images ? q.line_nbytes / p.by_channels : q.line_nbytes;
+  const int of_line = p.images ? p.in_w : p.in_w * p.channels;
+  const int top = tile.row * p.stride_h - p.pad_h, left = tile.col * p.stride_w - p.pad_w;
+  const int begin = p.images ? left : left * p.channels;
   const float unit = p.images ? *p.unit : 1.f, origin = p.images ? (float)*p.origin : 0.f;
-  for (int first = (int)threadIdx.x; first < all; first += kPatchLoads * kPatchThreads) {
-    unsigned bytes[kPatchLoads];
-    float floats[kPatchLoads];
-    int places[kPatchLoads];
-    bool inside[kPatchLoads];
+  for (int k = (int)threadIdx.x / 32; k < q.lines * channels; k += kPatchThreads / 32) {
+    const int line = p.images ? k / p.by_channels : k, c = k - line * channels, h = top + line;
+    const int64_t plane = (int64_t)tile.image * channels + c, from = (plane * p.in_h + h) * of_line;
+    const bool exists = (unsigned)h < (unsigned)p.in_h;
+    for (int first = lane; first < count; first += kPatchLoads * 32) {
+      unsigned bytes[kPatchLoads];
+      float floats[kPatchLoads];
+      bool inside[kPatchLoads];
 #pragma unroll
-    for (int e = 0; e < kPatchLoads; e++) {
-      const int id = first + e * kPatchThreads, line = id / q.by_line_nbytes;
-      const int inner = id - line * q.line_nbytes, h = top + line, at = left + inner;
-      places[e] = line * q.pitch + inner;
-      inside[e] = (unsigned)h < (unsigned)p.in_h && (unsigned)at < (unsigned)of_line && id < all;
-      bytes[e] = p.pad & 255;
-      if (!inside[e]) continue;
-      if (p.images) {
-        const int w = at / p.by_channels, c = at - w * p.channels;
-        floats[e] = p.images[(((int64_t)tile.image * p.channels + c) * p.in_h + h) * p.in_w + w];
-      } else {
-        bytes[e] = p.x[((int64_t)tile.image * p.in_h + h) * of_line + at];
+      for (int e = 0; e < kPatchLoads; e++) {
+        const int at = begin + first + e * 32;
+        inside[e] = exists && (unsigned)at < (unsigned)of_line && first + e * 32 < count;
+        bytes[e] = p.pad & 255;
+        if (inside[e] && p.images) floats[e] = p.images[from + at];
+        if (inside[e] && !p.images) bytes[e] = p.x[from + at];
       }
-    }
 #pragma unroll
-    for (int e = 0; e < kPatchLoads; e++) {
-      if (p.images && inside[e]) bytes[e] = QuantizedByte(floats[e], unit, origin);
-      if (first + e * kPatchThreads < all) to[places[e]] = (uint8_t)bytes[e];
+      for (int e = 0; e < kPatchLoads; e++) {
+        if (p.images && inside[e]) bytes[e] = QuantizedByte(floats[e], unit, origin);
+        if (first + e * 32 < count)
+          to[line * q.pitch + (first + e * 32) * channels + c] = (uint8_t)bytes[e];
+      }
     }
   }
 }
@@ -230,7 +230,7 @@ inline bool LayOutPatch(const Product& p, int device, Patch* out) {
   q.weights_at = (int)begin;
   q.places_at = (int)(begin + words * kPatchPitch);
   q.by_blocks = Divisor(q.blocks), q.by_row_words = Divisor(row_words);
-  q.by_line_nbytes = Divisor(nbytes), q.by_across = Divisor(q.across);
+  q.by_across = Divisor(q.across);
   q.by_tiles_across = Divisor(tiles_across), q.by_tiles_down = Divisor(tiles_down);
   *out = q;
   return true;
