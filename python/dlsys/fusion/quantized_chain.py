@@ -29,7 +29,7 @@ class QuantizedChainOp(Fused):
     """
 
     tolerance = 0.0
-    reads_host = tells_host = True
+    tells_host = True
 
     def __init__(self) -> None:
         super().__init__("quantized_matmul_chain", any_dtype=True)

@@ -6,13 +6,15 @@
 // weights of all layers come to shared memory (cp.async), before the predecessor on the stream has
 // ended where it does not write them. Row-major, contiguous, y overlaps nothing that is read; every
 // k is a multiple of 4. A warp, or a quarter of one where a block has many outputs, sums an output
-// in a fixed order. y may be memory of the host, which is then told of it. Latency limits it.
+// in a fixed order. x and y may be memory of the host: all blocks read x together, and the host is
+// told of y. Latency limits it.
 #include <algorithm>
 
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/reduce/group.cuh"
 #include "cuda/runtime/arrival.cuh"
+#include "cuda/runtime/pinned.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -35,7 +37,7 @@ struct Chain {
   const float* x;
   float* y;
   int m, layers, input_at;
-  bool weights_ready;
+  bool weights_ready, shares;  // shares: each block reads a part of x, for all
   Arrival arrival;
   Layer layer[kMostLayers];
 };
@@ -102,6 +104,14 @@ __device__ __forceinline__ void RunLayer(const Chain& c, const Layer& l, const f
   }
 }
 
+// Copies x to the input of all blocks, an element a thread: memory of the host is read once.
+__device__ __forceinline__ void ShareInput(const Chain& c, const float* input) {
+  const int k = Rank() * kChainThreads + (int)threadIdx.x, all = c.m * c.layer[0].k;
+  const float x = k < all ? c.x[k] : 0.f;
+  MeetCluster();  // all blocks run
+  for (int peer = 0; peer < kCluster && k < all; peer++) *(float*)OfPeer(input + k, peer) = x;
+}
+
 __global__ void __launch_bounds__(kChainThreads) MatvecChainKernel(const Chain c) {
   float* const shared = DynamicShared<float>();
   float* const input = shared + c.input_at;
@@ -109,9 +119,12 @@ __global__ void __launch_bounds__(kChainThreads) MatvecChainKernel(const Chain c
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
   if (!c.weights_ready) LoadWeights(c, shared);
-  for (int k = (int)threadIdx.x; k < c.m * c.layer[0].k; k += kChainThreads) input[k] = c.x[k];
+  if (c.shares)
+    ShareInput(c, input);
+  else
+    for (int k = (int)threadIdx.x; k < c.m * c.layer[0].k; k += kChainThreads) input[k] = c.x[k];
   WaitForCopies<0>();
-  __syncthreads();
+  c.shares ? MeetCluster() : __syncthreads();
   for (int q = 0; q < c.layers; q++) {
     const Layer& l = c.layer[q];
     const bool last = q + 1 == c.layers;
@@ -190,6 +203,7 @@ void MatvecChain(const DLArray* x, const DLArrayList* weights, const DLArrayList
   }
   c.weights_ready = InputsAreReady(1, 2 * c.layers);
   c.arrival = TakeArrival();
+  c.shares = IsPinned(c.x) && c.m * c.layer[0].k <= kCluster * kChainThreads;
   LaunchClusters(op, MatvecChainKernel, kCluster, kCluster, kChainThreads,
                  (size_t)numel * sizeof(float), true, stream, c);
 }
