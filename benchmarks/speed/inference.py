@@ -95,7 +95,7 @@ def device_us(program: Any, x: np.ndarray) -> list[float]:
     from dlsys.runtime.device import stream
 
     (entry,) = program._executors.values()
-    executor = entry._executor
+    executor = entry.executor
     feeds = {v: dl.ndarray.array(x, executor.ctx) for v in entry._inputs}
     for _ in range(3):
         executor.run(feeds)[0].asnumpy()

@@ -38,22 +38,29 @@ def on_gpu(results: Results) -> str:
 
 
 def shipped(results: Results) -> str:
-    """How far models that packages ship are from ONNX Runtime."""
+    """How far models that packages ship are from ONNX Runtime, and both from float64."""
     record, on_gpu = results.read("onnx_models"), results.read("onnx_models_gpu")
     devices = [*next(iter(record["models"].values()))["apart"]]
-    apart_on_gpu = {name: f"{m['apart']['gpu']:.1e}" for name, m in on_gpu["models"].items()}
     body = []
     for name, model in record["models"].items():
-        step = model["step"]
+        gpu, step = on_gpu["models"].get(name), model["step"]
+        apart = [*(model["apart"][d] for d in devices), gpu and gpu["apart"]["gpu"]]
+        exact, exact_gpu = model["from_float64"] or {}, gpu and gpu.get("from_float64") or {}
+        beside = [*map(exact.get, ("onnxruntime", *devices)), exact_gpu.get("gpu")]
+        beyond = len({e["input"] for e in model["explained"]})
         slope = (
             "no" if step is None else f"{step['trained']} of {step['weights']}, {step['ratio']:.3f}"
         )
-        apart = [*(f"{model['apart'][d]:.1e}" for d in devices), apart_on_gpu.get(name, "not run")]
-        body.append([f"`{name}`", *apart,
-                     str(len({e["input"] for e in model["explained"]})), slope])  # fmt: skip
-    head = ["file", *devices, "gpu", "inputs beyond 1e-4", "weights trained, slope by differences"]
-    note = f"{record['models'] and next(iter(record['models'].values()))['inputs']} inputs each; "
-    inputs = next(iter(on_gpu["models"].values()))["inputs"]
-    gpu = f"On the GPU {inputs} inputs each; {source(on_gpu)}"
-    made = f"{note}ONNX Runtime {record['onnxruntime']}; {source(record)}"
-    return f"{rows(head, body)}\n\n{made}\n\n{gpu}"
+        body.append([f"`{name}`", *map(_number, (*apart, *beside)), str(beyond), slope])
+    columns = [*devices, "gpu"]
+    head = ["file", *columns, *(f"{each}, float64" for each in ("ONNX Runtime", *columns))]
+    head += ["inputs beyond 1e-4", "weights trained, slope by differences"]
+    inputs = record["models"] and next(iter(record["models"].values()))["inputs"]
+    counts = sorted({model["inputs"] for model in on_gpu["models"].values()})
+    gpu_note = f"On the GPU {' or '.join(map(str, counts))} inputs each; {source(on_gpu)}"
+    made = f"{inputs} inputs each; ONNX Runtime {record['onnxruntime']}; {source(record)}"
+    return f"{rows(head, body)}\n\n{made}\n\n{gpu_note}"
+
+
+def _number(value: float | None) -> str:
+    return "—" if value is None else f"{value:.1e}"

@@ -79,6 +79,34 @@ class OnHost(unittest.TestCase):
         got = run_on_host(executor, [np.array([0, 3])])[0]
         np.testing.assert_array_equal(got, table.asnumpy()[[0, 3]])
 
+    def kernels(self, program: dl.inference.program.InferenceProgram) -> int:
+        """Those of the one launch that is a prediction."""
+        (entry,) = program._executors.values()
+        graph = programs(entry.executor)[-1]._host_graph
+        assert graph is not None
+        return graph._graph.info.kernels
+
+    def test_kernels_read_and_write_memory_of_the_host(self) -> None:
+        """A small image and a few outputs are copied by no kernel of their own."""
+        model, lenet = nn.MLP((36, 24, 20, 10), seed=0), nn.LeNet5(seed=0)
+        for network, shape, count in ((model, (36,), 1), (lenet, (1, 28, 28), 3)):
+            program, plain = dl.infer(network, ctx=GPU), dl.infer(network)
+            for k in range(6):
+                x = RNG.standard_normal((1, *shape)).astype(np.float32)
+                np.testing.assert_allclose(program(x), plain(x), rtol=1e-4, atol=1e-5)
+                if k == 3:  # another run in between uses arrays of the device
+                    (entry,) = program._executors.values()
+                    feeds = {entry._inputs[0]: dl.ndarray.array(x, GPU)}
+                    got = entry.executor.run(feeds)[0].asnumpy()
+                    np.testing.assert_array_equal(got, program(x))
+            self.assertEqual(self.kernels(program), count)
+
+    def test_larger_batches_are_copied_to_the_device(self) -> None:
+        program, x = dl.infer(nn.LeNet5(seed=0), ctx=GPU), np.ones((2, 1, 28, 28), np.float32)
+        for _ in range(3):
+            program(x)
+        self.assertEqual(self.kernels(program), 4)
+
     def test_one_image_of_a_convolution_with_pooling(self) -> None:
         """An output a block: 3, 5 and 7 wide filters, windows of 2 and 3, several channels."""
         for kernel, window, channels in ((3, 2, 1), (5, 2, 6), (7, 3, 8), (2, 3, 3), (4, 2, 40)):

@@ -69,7 +69,7 @@ def integer_contexts() -> list[Any]:
 def operators(program: Any, x: np.ndarray) -> list[str]:
     """The names of the steps of an inference program."""
     (entry,) = program._executors.values()
-    steps = entry._executor.plan({entry._inputs[0]: x.shape}).steps
+    steps = entry.executor.plan({entry._inputs[0]: x.shape}).steps
     return [step.node.op.name for step in steps]
 
 

@@ -32,7 +32,7 @@ def moved(model: nn.Module) -> nn.Module:
 def operators(program: dl.InferenceProgram) -> list[str]:
     """The operators of the program's one graph."""
     (entry,) = program._executors.values()
-    return [node.op.name for node in entry._executor.topo_order if not node.op.leaf]
+    return [node.op.name for node in entry.executor.topo_order if not node.op.leaf]
 
 
 class Programs(unittest.TestCase):
@@ -77,7 +77,7 @@ class Programs(unittest.TestCase):
                 wanted = executor.run({fed: x}, convert_to_numpy_ret_vals=True)[0]
                 for _ in range(2):
                     np.testing.assert_array_equal(program(x), wanted)
-        plans = [plan for e in program._executors.values() for plan in e._executor.plans]
+        plans = [plan for e in program._executors.values() for plan in e.executor.plans]
         kept = [step.node.op.name for plan in plans for step in plan.steps]
         self.assertEqual(kept.count("conv2d_kept"), 6)
 
@@ -110,7 +110,7 @@ class Programs(unittest.TestCase):
                     # 2e-7 was measured.
                     apart = np.abs(on_gpu(x) - wanted).max() / np.abs(wanted).max()
                     self.assertLess(apart, 2e-6)
-                ((plan,),) = [e._executor.plans for e in on_gpu._executors.values()]
+                ((plan,),) = [e.executor.plans for e in on_gpu._executors.values()]
                 kernels = [step.node.op.name for step in plan.steps]
                 self.assertEqual(kernels, ["conv2d_kept", "conv2d_kept"])
 
@@ -121,7 +121,7 @@ class Programs(unittest.TestCase):
             program = dl.infer(model, ctx="gpu")
             for _ in range(2):
                 np.testing.assert_allclose(program(x), dl.infer(model)(x), rtol=0, atol=1e-5)
-            ((plan,),) = [e._executor.plans for e in program._executors.values()]
+            ((plan,),) = [e.executor.plans for e in program._executors.values()]
             kernels = [step.node.op.name for step in plan.steps]
             self.assertEqual("matvec_chain" in kernels, rows <= 4, kernels)
 

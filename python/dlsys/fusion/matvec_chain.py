@@ -27,6 +27,7 @@ class MatvecChainOp(Fused):
     """Inputs: x (m, k), the weights of each layer (n, k), and then the biases (n)."""
 
     tolerance = 1e-4
+    reads_host = tells_host = True
 
     def __init__(self) -> None:
         super().__init__("matvec_chain")

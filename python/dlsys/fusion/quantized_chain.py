@@ -29,6 +29,7 @@ class QuantizedChainOp(Fused):
     """
 
     tolerance = 0.0
+    tells_host = True
 
     def __init__(self) -> None:
         super().__init__("quantized_matmul_chain", any_dtype=True)

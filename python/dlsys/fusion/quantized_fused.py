@@ -40,6 +40,7 @@ class QuantizedConvolutionOp(Fused):
     """
 
     tolerance = 0.0
+    reads_host = True
 
     def __init__(self) -> None:
         super().__init__("quantized_conv2d_fused", any_dtype=True)

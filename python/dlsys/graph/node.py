@@ -115,6 +115,8 @@ class Op:
     # The number of leading inputs that are gathered from: at most as many elements of each are
     # read as the output has, which bandwidth is computed from.
     gathers: int = 0
+    reads_host: bool = False  # input 0 may be memory of the host (executor/capture/host.py)
+    tells_host: bool = False  # its output may be, too, and its kernel tells the host of it
     fallible: bool = False  # may fail on the values it sees, so updates wait for it
     random: bool = False  # draws random numbers: equal uses are never merged
     step_at: int = -1  # of a random operator: the input that is the step of what it draws

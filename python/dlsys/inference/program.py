@@ -47,8 +47,9 @@ class InferenceProgram:
         self.buckets = None if buckets is None else tuple(sorted(set(buckets)))
         self._model, self._ctx = deepcopy(model), ctx
         self._executors: dict[Any, _Entry] = {}
-        # Of calls with one array, whose batch is one that is planned for.
-        self._direct: dict[tuple[tuple[int, ...], Any], _Entry] = {}
+        # Of calls with one array, whose batch is one that is planned for: the executor, and whether
+        # the model has one output.
+        self._direct: dict[tuple[tuple[int, ...], Any], tuple[Executor, bool]] = {}
 
     def __call__(self, *inputs: Any) -> Any:
         """The model's output for a batch: an array, or a tuple of several.
@@ -56,16 +57,16 @@ class InferenceProgram:
         inputs: arrays or Tensors, samples along axis 0; float64 is taken as float32. ShapeError
         where they differ in number.
         """
-        if len(inputs) == 1 and type(inputs[0]) is np.ndarray:
-            direct = self._direct.get((inputs[0].shape, inputs[0].dtype))
+        if len(inputs) == 1 and type(x := inputs[0]) is np.ndarray:
+            direct = self._direct.get((x.shape, x.dtype))
             if direct is not None:
-                made = direct.run(inputs)
-                return made[0] if direct.single else tuple(made)
+                made = run_on_host(direct[0], inputs)
+                return made[0] if direct[1] else tuple(made)
         arrays, count = _batch(inputs)
         entry = self._entry(arrays)
         if arrays[0] is inputs[0] and len(arrays) == 1 and len(self._direct) < _MOST_DIRECT:
-            if count in (self.buckets or (count,)):
-                self._direct[arrays[0].shape, arrays[0].dtype] = entry
+            if count in (self.buckets or (count,)) and entry.reads_all:
+                self._direct[arrays[0].shape, arrays[0].dtype] = entry.executor, entry.single
         if self.buckets is None or count in self.buckets:  # as it is, which is usual
             outputs = entry.run(arrays)
             return outputs[0] if entry.single else tuple(outputs)
@@ -146,25 +147,30 @@ class _Entry:
         if not all(isinstance(node, Node) and (node.shape or (0,))[0] is None for node in nodes):
             raise GraphError("infer: expected outputs with the samples along axis 0")
         self.single = nodes[0] is made
-        self._executor = executor_for(folded(inference_form(nodes)), ctx)
+        self.executor = executor_for(folded(inference_form(nodes)), ctx)
         # The inputs that it reads, in its order; None: all as they come.
         at = {x: k for k, x in enumerate(self._inputs)}
-        reads = [at[x] for x in self._executor.topo_order if x.op.leaf == "feed"]
+        reads = [at[x] for x in self.executor.topo_order if x.op.leaf == "feed"]
         self._reads = None if reads == [*range(len(arrays))] else reads
         self._checked = False
+
+    @property
+    def reads_all(self) -> bool:
+        """True where the executor has all inputs as feeds, in their order."""
+        return self._reads is None
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs."""
         given = arrays if self._reads is None else [arrays[k] for k in self._reads]
-        return run_on_host(self._executor, given)
+        return run_on_host(self.executor, given)
 
     def save(self, arrays: Sequence[np.ndarray], folder: Path) -> None:
         """Writes the plan for a batch of these shapes."""
         reads = range(len(arrays)) if self._reads is None else self._reads
         shapes = {self._inputs[k]: arrays[k].shape for k in reads}
-        plan = self._executor.plan(shapes)
+        plan = self.executor.plan(shapes)
         names = [f"y{k}" for k in range(len(plan.fetches))]
-        save_plan(self._executor, plan, names, folder)
+        save_plan(self.executor, plan, names, folder)
 
     def check_rows(self, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """Compares, once, the outputs of a padded batch with those of the batch as it is."""

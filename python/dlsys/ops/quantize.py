@@ -77,6 +77,7 @@ class QuantizeOp(_Linear):
     """
 
     name = kernel = "quantize"
+    reads_host = True
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         self.check(node, *specs)

@@ -5,12 +5,16 @@
 // exchange. A block that needs the outputs of others reads them from distributed shared memory. The
 // weights of all layers come to shared memory (cp.async), before the predecessor on the stream has
 // ended where it does not write them. Row-major, contiguous, y overlaps nothing that is read; every
-// k is a multiple of 4. A warp sums an output in a fixed order. Latency limits it.
+// k is a multiple of 4. A warp, or a quarter of one where a block has many outputs, sums an output
+// in a fixed order. x and y may be memory of the host: all blocks read x together, and the host is
+// told of y. Latency limits it.
 #include <algorithm>
 
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/reduce/group.cuh"
+#include "cuda/runtime/arrival.cuh"
+#include "cuda/runtime/pinned.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -33,7 +37,8 @@ struct Chain {
   const float* x;
   float* y;
   int m, layers, input_at;
-  bool weights_ready, aligned_x;
+  bool weights_ready, shares;  // shares: each block reads a part of x, for all
+  Arrival arrival;
   Layer layer[kMostLayers];
 };
 
@@ -59,17 +64,23 @@ __device__ __forceinline__ void LoadWeights(const Chain& c, float* shared) {
   }
 }
 
-// What a layer makes of `input` (m, k) for this block's outputs: the result, or (outputs, m) in
-// shared memory.
+// What a layer makes of `input` (m, k) for this block's outputs, each by kLanes threads: the
+// result, or (outputs, m) in shared memory.
+template <int kLanes>
 __device__ __forceinline__ void RunLayer(const Chain& c, const Layer& l, const float* input,
                                          float* shared, bool last) {
-  const int lane = (int)threadIdx.x % 32, count = OwnOutputs(l);
-  for (int own = (int)threadIdx.x / 32; own < count; own += kChainWarps) {
+  const int lane = (int)threadIdx.x % kLanes, count = OwnOutputs(l);
+  const int rounds = (count + kChainThreads / kLanes - 1) / (kChainThreads / kLanes);
+  for (int round = 0; round < rounds; round++) {
+    // All lanes of a warp take part in its sums.
+    const int output_of_block = (int)threadIdx.x / kLanes + round * (kChainThreads / kLanes);
+    const bool exists = output_of_block < count;
+    const int own = exists ? output_of_block : 0;
     const float* w = shared + l.weights_at + own * l.k;
     const int output = Rank() + own * l.owners;
     const float bias = shared[l.biases_at + own];
     float sums[kMostRows] = {};
-    for (int k = lane * 4; k < l.k; k += 128) {
+    for (int k = lane * 4; k < l.k; k += kLanes * 4) {
       const float4 right = *(const float4*)(w + k);
 #pragma unroll
       for (int row = 0; row < kMostRows; row++) {
@@ -81,16 +92,24 @@ __device__ __forceinline__ void RunLayer(const Chain& c, const Layer& l, const f
 #pragma unroll
     for (int row = 0; row < kMostRows; row++) {
       if (row >= c.m) break;
-      float value[1] = {GroupReduce<SumMonoid, 32>(sums[row]) + bias};
+      float value[1] = {GroupReduce<SumMonoid, kLanes>(sums[row]) + bias};
       const float side[1] = {0.f};
       ApplyActivations(l.activation, 0, side, value);
-      if (lane > 0) continue;
+      if (lane > 0 || !exists) continue;
       if (last)
         c.y[(int64_t)row * l.n + output] = value[0];
       else
         shared[l.outputs_at + own * c.m + row] = value[0];
     }
   }
+}
+
+// Copies x to the input of all blocks, an element a thread: memory of the host is read once.
+__device__ __forceinline__ void ShareInput(const Chain& c, const float* input) {
+  const int k = Rank() * kChainThreads + (int)threadIdx.x, all = c.m * c.layer[0].k;
+  const float x = k < all ? c.x[k] : 0.f;
+  MeetCluster();  // all blocks run
+  for (int peer = 0; peer < kCluster && k < all; peer++) *(float*)OfPeer(input + k, peer) = x;
 }
 
 __global__ void __launch_bounds__(kChainThreads) MatvecChainKernel(const Chain c) {
@@ -100,13 +119,19 @@ __global__ void __launch_bounds__(kChainThreads) MatvecChainKernel(const Chain c
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
   if (!c.weights_ready) LoadWeights(c, shared);
-  for (int k = (int)threadIdx.x; k < c.m * c.layer[0].k; k += kChainThreads) input[k] = c.x[k];
+  if (c.shares)
+    ShareInput(c, input);
+  else
+    for (int k = (int)threadIdx.x; k < c.m * c.layer[0].k; k += kChainThreads) input[k] = c.x[k];
   WaitForCopies<0>();
-  __syncthreads();
+  c.shares ? MeetCluster() : __syncthreads();
   for (int q = 0; q < c.layers; q++) {
     const Layer& l = c.layer[q];
     const bool last = q + 1 == c.layers;
-    RunLayer(c, l, input, shared, last);
+    if (OwnOutputs(l) > kChainWarps)
+      RunLayer<8>(c, l, input, shared, last);
+    else
+      RunLayer<32>(c, l, input, shared, last);
     if (last) break;
     // All outputs are there, and the input has been read.
     const int next = c.layer[q + 1].owners;
@@ -117,6 +142,10 @@ __global__ void __launch_bounds__(kChainThreads) MatvecChainKernel(const Chain c
       input[k] = *OfPeer(shared + l.outputs_at + output / l.owners * c.m + row, output % l.owners);
     }
     __syncthreads();
+  }
+  if (c.arrival.count) {
+    c.layer[c.layers - 1].owners > 1 ? MeetCluster() : __syncthreads();
+    if (Rank() == 0 && threadIdx.x == 0) c.arrival.Tell();
   }
   LeaveCluster();
 }
@@ -173,6 +202,8 @@ void MatvecChain(const DLArray* x, const DLArrayList* weights, const DLArrayList
     l.activation = CheckedEpilogue(op, activations >> q * kCodeBits & 255, 0, kActivations);
   }
   c.weights_ready = InputsAreReady(1, 2 * c.layers);
+  c.arrival = TakeArrival();
+  c.shares = IsPinned(c.x) && c.m * c.layer[0].k <= kCluster * kChainThreads;
   LaunchClusters(op, MatvecChainKernel, kCluster, kCluster, kChainThreads,
                  (size_t)numel * sizeof(float), true, stream, c);
 }

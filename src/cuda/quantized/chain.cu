@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "cuda/quantized/mma.cuh"
+#include "cuda/runtime/arrival.cuh"
 #include "cuda/runtime/context.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -20,7 +21,7 @@ constexpr int kMostLayers = 4, kMostRows = 8, kCluster = 8;
 constexpr int kPanel = 16, kQuad = 4;      // outputs of a panel, inputs of a word
 constexpr int kParts = kThreads / 32 / 2;  // of the inputs, among warps
 constexpr int kStepQuads = 8;              // of an mma
-constexpr int kSums = kParts * kMostRows * kPanel;
+constexpr int kPanelsAtOnce = 4;
 constexpr int64_t kMostShared = 48 << 10;  // words
 constexpr int64_t kSmall = 4 << 10;        // words of the weights of a layer of one block
 
@@ -41,8 +42,9 @@ struct Chain {
   const uint8_t* x;
   uint8_t* bytes;  // of the result, or floats
   float* floats;
-  int m, layers, input_at, pitch;  // pitch: words of a row of the input
-  bool weights_ready;
+  int m, layers, input_at, pitch, sums_at;  // pitch: words of a row of the input
+  bool weights_ready, in_words;
+  Arrival arrival;
   Layer layer[kMostLayers];
 };
 
@@ -71,76 +73,99 @@ __device__ __forceinline__ void LoadWeights(const Chain& c, uint32_t* shared) {
   }
 }
 
-// Adds this warp's part of the product of the input with a panel to `sums`, (parts, rows, outputs).
-__device__ __forceinline__ void MultiplyPanel(const Chain& c, const Layer& l, const uint32_t* input,
-                                              const uint32_t* weights, int32_t* sums) {
+// Writes this warp's part of the products of the input with this block's panels to the sums,
+// (panels, parts, rows, outputs), for several panels side by side.
+__device__ __forceinline__ void MultiplyPanels(const Chain& c, const Layer& l,
+                                               const uint32_t* input, uint32_t* shared) {
   const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, part = warp / 2;
-  const int row = lane / 4, col = warp % 2 * 8 + lane / 4;
-  int32_t made[4] = {};
-  for (int quad = part * kStepQuads + lane % 4; quad - lane % 4 < l.quads;
-       quad += kParts * kStepQuads) {
-    const bool near = quad < l.quads, far = quad + 4 < l.quads;
-    const uint32_t* from = input + row * c.pitch + quad;
-    const uint32_t a[4] = {row < c.m && near ? from[0] : 0, 0, row < c.m && far ? from[4] : 0, 0};
-    const uint32_t b[2] = {near ? weights[quad * kPanel + col] : 0,
-                           far ? weights[(quad + 4) * kPanel + col] : 0};
-    MultiplyAddBytes(a, b, made);
+  const int row = lane / 4, col = warp % 2 * 8, panels = l.OwnPanels(Rank());
+  for (int first = 0; first < panels; first += kPanelsAtOnce) {
+    int32_t made[kPanelsAtOnce][4] = {};
+    for (int quad = part * kStepQuads + lane % 4; quad - lane % 4 < l.quads;
+         quad += kParts * kStepQuads) {
+      const bool near = quad < l.quads, far = quad + 4 < l.quads;
+      const uint32_t* from = input + row * c.pitch + quad;
+      const uint32_t a[4] = {row < c.m && near ? from[0] : 0, 0, row < c.m && far ? from[4] : 0, 0};
+#pragma unroll
+      for (int e = 0; e < kPanelsAtOnce; e++) {
+        if (first + e >= panels) break;
+        const uint32_t* w = shared + l.weights_at + (first + e) * l.quads * kPanel + col + lane / 4;
+        const uint32_t b[2] = {near ? w[quad * kPanel] : 0, far ? w[(quad + 4) * kPanel] : 0};
+        MultiplyAddBytes(a, b, made[e]);
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kPanelsAtOnce; e++) {
+      if (first + e >= panels || row >= c.m) break;
+      int32_t* to = (int32_t*)shared + c.sums_at +
+                    (((first + e) * kParts + part) * c.m + row) * kPanel + col + lane % 4 * 2;
+      to[0] = made[e][0];
+      to[1] = made[e][1];
+    }
   }
-  int32_t* to = sums + (part * kMostRows + row) * kPanel + warp % 2 * 8 + lane % 4 * 2;
-  to[0] = made[0];
-  to[1] = made[1];
 }
 
-// Requantizes the outputs of a panel: to the result, or, word by word, (outputs, rows) to `to`.
-__device__ __forceinline__ void FinishPanel(const Chain& c, const Layer& l, const uint32_t* shared,
-                                            const int32_t* sums, int own, uint32_t* to) {
-  const int row = (int)threadIdx.x / kPanel, col = (int)threadIdx.x % kPanel;
-  const int output = (Rank() + own * l.owners) * kPanel + col;
-  if (row >= c.m || output >= l.n) return;
-  int32_t sum = (int32_t)shared[l.biases_at + own * kPanel + col];
-#pragma unroll
-  for (int part = 0; part < kParts; part++) sum += sums[(part * kMostRows + row) * kPanel + col];
-  const float scaled = (float)sum * ((const float*)shared)[l.multipliers_at + own * kPanel + col];
+// Requantizes this block's outputs: to the result, or, word by word, (outputs, rows) to `to`.
+__device__ __forceinline__ void FinishPanels(const Chain& c, const Layer& l, const uint32_t* shared,
+                                             uint32_t* to) {
+  const int32_t* sums = (const int32_t*)shared + c.sums_at;
   const float low = (float)(l.low - l.zero), high = (float)(l.high - l.zero);
-  const int64_t at = (int64_t)row * l.n + output;
-  if (!to && c.floats) {
-    c.floats[at] = scaled;
-    return;
+  for (int id = (int)threadIdx.x; id < l.OwnPanels(Rank()) * c.m * kPanel; id += kThreads) {
+    const int col = id % kPanel, own = id / kPanel / c.m, row = id / kPanel - own * c.m;
+    const int output = (Rank() + own * l.owners) * kPanel + col;
+    if (output >= l.n) continue;
+    int32_t sum = (int32_t)shared[l.biases_at + own * kPanel + col];
+#pragma unroll
+    for (int part = 0; part < kParts; part++)
+      sum += sums[((own * kParts + part) * c.m + row) * kPanel + col];
+    const float scaled = (float)sum * ((const float*)shared)[l.multipliers_at + own * kPanel + col];
+    const int64_t at = (int64_t)row * l.n + output;
+    if (!to && c.floats) {
+      c.floats[at] = scaled;
+      continue;
+    }
+    const int byte = (int)rintf(fminf(fmaxf(scaled, low), high)) + l.zero;
+    if (to)
+      to[(own * kPanel + col) * c.m + row] = (uint32_t)byte;
+    else
+      c.bytes[at] = (uint8_t)byte;
   }
-  const int byte = (int)rintf(fminf(fmaxf(scaled, low), high)) + l.zero;
-  if (to)
-    to[col * c.m + row] = (uint32_t)byte;
-  else
-    c.bytes[at] = (uint8_t)byte;
 }
 
 __device__ __forceinline__ uint8_t* InInput(const Chain& c, uint32_t* input, int row, int k) {
   return (uint8_t*)(input + row * c.pitch) + k;
 }
 
+// Copies x to `input`, by words where its rows have whole ones.
+__device__ __forceinline__ void LoadInput(const Chain& c, uint32_t* input) {
+  const int k = c.layer[0].k, words = k / kQuad;
+  if (c.in_words) {
+    for (int id = (int)threadIdx.x; id < c.m * words; id += kThreads) {
+      const int row = id / words;
+      input[row * c.pitch + id - row * words] = ((const uint32_t*)c.x)[id];
+    }
+    return;
+  }
+  for (int id = (int)threadIdx.x; id < c.m * k; id += kThreads)
+    *InInput(c, input, id / k, id % k) = c.x[id];
+}
+
 __global__ void __launch_bounds__(kThreads) QuantizedChainKernel(const Chain c) {
-  __shared__ int32_t sums[kSums];
   uint32_t* const shared = DynamicShared<uint32_t>();
   uint32_t* const input = shared + c.input_at;
   if (c.weights_ready) LoadWeights(c, shared);
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
   if (!c.weights_ready) LoadWeights(c, shared);
-  const int first = c.layer[0].k;
-  for (int id = (int)threadIdx.x; id < c.m * first; id += kThreads)
-    *InInput(c, input, id / first, id % first) = c.x[id];
+  LoadInput(c, input);
   WaitForCopies<0>();
   __syncthreads();
   for (int q = 0; q < c.layers; q++) {
     const Layer& l = c.layer[q];
     const bool last = q + 1 == c.layers;
-    for (int own = 0; own < l.OwnPanels(Rank()); own++) {
-      MultiplyPanel(c, l, input, shared + l.weights_at + own * l.quads * kPanel, sums);
-      __syncthreads();
-      FinishPanel(c, l, shared, sums, own,
-                  last ? nullptr : shared + l.outputs_at + own * kPanel * c.m);
-      __syncthreads();
-    }
+    MultiplyPanels(c, l, input, shared);
+    __syncthreads();
+    FinishPanels(c, l, shared, last ? nullptr : shared + l.outputs_at);
     if (last) break;
     // All outputs are there, and the input has been read.
     const int next = c.layer[q + 1].owners;
@@ -155,6 +180,10 @@ __global__ void __launch_bounds__(kThreads) QuantizedChainKernel(const Chain c) 
     }
     __syncthreads();
   }
+  if (c.arrival.count) {
+    c.layer[c.layers - 1].owners > 1 ? MeetCluster() : __syncthreads();
+    if (Rank() == 0 && threadIdx.x == 0) c.arrival.Tell();
+  }
   LeaveCluster();
 }
 
@@ -167,7 +196,7 @@ int64_t LayOut(int64_t m, int64_t k, const DLArrayList* weights, const DLArrayLi
   if (m < 1 || m > kMostRows || weights->count < 2 || weights->count > kMostLayers ||
       biases->count != weights->count)
     return 0;
-  int64_t at = 0, longest = 0;
+  int64_t at = 0, longest = 0, sums = 0;
   c->m = (int)m;
   c->layers = (int)weights->count;
   for (int q = 0; q < c->layers; q++) {
@@ -188,9 +217,11 @@ int64_t LayOut(int64_t m, int64_t k, const DLArrayList* weights, const DLArrayLi
     l.outputs_at = l.multipliers_at + (int)(own * kPanel);
     at += own * kPanel * (quads + 2 + m);
     longest = std::max(longest, quads);
+    sums = std::max(sums, own * kParts * m * kPanel);
     k = n;
   }
-  c->input_at = (int)RoundUp(at, 4);
+  c->sums_at = (int)at;
+  c->input_at = (int)RoundUp(at + sums, 4);
   c->pitch = (int)RoundUp(longest, kStepQuads) + 4;  // rows share no banks
   const int64_t all = c->input_at + m * c->pitch;
   return all <= kMostShared ? all : 0;
@@ -209,6 +240,7 @@ void QuantizedMatMulChain(const DLArray* x, const DLArrayList* weights, const DL
     Fail("%s: %ld layers do not take %s to %s", op, (long)weights->count, ShapeText(x).c_str(),
          ShapeText(y).c_str());
   c.x = In<uint8_t>(op, x);
+  c.in_words = c.layer[0].k % kQuad == 0 && Aligned16(c.x);
   c.floats = y->dtype == DL_FLOAT32 ? Out(op, y) : nullptr;
   c.bytes = c.floats ? nullptr : Out<uint8_t>(op, y);
   for (int q = 0; q < c.layers; q++) {
@@ -227,6 +259,7 @@ void QuantizedMatMulChain(const DLArray* x, const DLArrayList* weights, const DL
     l.high = (int)(highs >> 8 * q & 255);
   }
   c.weights_ready = InputsAreReady(1, 3 * c.layers);
+  c.arrival = TakeArrival();
   LaunchBeside(op, QuantizedChainKernel, kCluster, kCluster, kThreads,
                (size_t)words * sizeof(uint32_t), stream, c);
 }

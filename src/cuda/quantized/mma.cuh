@@ -1,7 +1,7 @@
-// Products of bytes by tensor cores: one function for the instruction mma m16n8k32 of unsigned
-// times signed bytes, which sm_80 and later have; what older GPUs do instead gives the same
-// integers, by shuffles and dp4a, and is limited by them. src/emulator/cuda/quantized/mma.cuh has
-// it for a CPU.
+// Products of bytes: one function for the instruction mma m16n8k32 of unsigned times signed bytes,
+// which sm_80 and later have; what older GPUs do instead gives the same integers, by shuffles and
+// dp4a, and is limited by them. And one thread's dp4a. src/emulator/cuda/quantized/mma.cuh has them
+// for a CPU.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -9,6 +9,17 @@
 
 namespace dlsys {
 namespace cuda {
+
+// sum + the four products of unsigned bytes of a and signed ones of b.
+__device__ __forceinline__ int32_t AddFourProducts(uint32_t a, uint32_t b, int32_t sum) {
+  asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+
+// Four bytes of the eight of low and high, from bit `shift` below 32 on.
+__device__ __forceinline__ uint32_t FourBytes(uint32_t low, uint32_t high, int shift) {
+  return __funnelshift_r(low, high, (unsigned)shift);
+}
 
 // sums (16, 8) += a (16, 32) b (32, 8), by all lanes of a warp, over bytes, four in a word,
 // unsigned in a and signed in b. Lane l holds of a the rows l / 4 and l / 4 + 8 at the depths l % 4
@@ -30,7 +41,7 @@ __device__ __forceinline__ void MultiplyAddBytes(const uint32_t (&a)[4], const u
     for (int t = from; t < from + 2; t++) {
       const unsigned left = __shfl_sync(~0u, a[part], lane / 4 * 4 + t);
       const unsigned right = __shfl_sync(~0u, b[k / 8], (lane % 4 * 2 + sum % 2) * 4 + t);
-      asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sums[sum]) : "r"(left), "r"(right));
+      sums[sum] = AddFourProducts(left, right, sums[sum]);
     }
   }
 #endif

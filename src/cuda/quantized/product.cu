@@ -4,8 +4,9 @@
 // channel) of a window. Operands pass through a ring of shared panels (cp.async); where the image
 // ends, what stands for 0 is written instead. Bias, bounds and requantization are the epilogue.
 // python/dlsys/ops/quantize.py has the layout of the weights: words of four consecutive inputs, as
-// mma takes them. The result overlaps no input. Channels that are no multiple of 16 are gathered
-// byte by byte, which limits first layers; loads limit the others.
+// mma takes them. The result overlaps no input. Loads limit them. Where channels are no multiple of
+// 16, direct.cuh serves small images and patch.cuh larger ones; of others, such as those
+// whose windows are of one element, inputs are gathered byte by byte.
 //
 // Where tiles are few, the blocks of a cluster share one, each with a slice of K, and add their
 // sums through distributed shared memory; the weights' first panels are on their way before the
@@ -14,11 +15,10 @@
 // windows of 2 x 2, whose four positions are rows beside each other.
 #include <algorithm>
 
+#include "cuda/quantized/direct.cuh"
 #include "cuda/quantized/mma.cuh"
-#include "cuda/quantized/rounding.cuh"
-#include "cuda/runtime/context.cuh"
-#include "cuda/runtime/divisor.cuh"
-#include "cuda/runtime/launch.cuh"
+#include "cuda/quantized/patch.cuh"
+#include "cuda/quantized/product.cuh"
 #include "operators/conv_geometry.h"
 
 namespace dlsys {
@@ -28,12 +28,10 @@ namespace {
 constexpr int kProductThreads = 128;  // two by two warps
 constexpr int kStep = 64;             // bytes of K of a stage
 constexpr int kStages = 3;            // of the ring of panels
-constexpr int kPanel = 16;            // output channels of a panel of packed weights
-constexpr int kQuad = 4;              // inputs of a word
 constexpr int kChunks = kStep / 16;   // copies of a row
 constexpr int kRowsOfPass = kProductThreads / kChunks;
 constexpr int kMostSplits = 8;          // blocks of a portable cluster
-constexpr int kMostPool = 2;            // positions along a side of a window that is pooled
+constexpr int kDeep = 8 * kStep;        // of K, from which on two blocks may share a large tile
 constexpr int kMostPlaces = 8 * kStep;  // of K that is gathered, in a block's table
 
 struct alignas(16) Sixteen {  // bytes, that are moved together
@@ -45,42 +43,13 @@ struct Tile {
   static constexpr int kRows = kM, kCols = kN;
   static constexpr int kWarpRows = kM / 2, kWarpCols = kN / 2;
   static constexpr int kStageWords = (kM + kN) * kStep / 4;
+  static constexpr int kResident = kM > 64 ? 4 : 1;  // blocks that registers leave room for
   static constexpr int kPitch = kN + 16;  // bytes of a row of the result in shared memory
   static constexpr int kNbytes = kStages * kStageWords * 4;
   static_assert(kM * kPitch <= kNbytes);
 };
 using Large = Tile<128, 64>;
 using Small = Tile<32, 32>;
-
-// A sum behind a product: the quantized result times scale_a, residual times scale_b, and offset.
-struct Residual {
-  const uint8_t* bytes;  // null: none
-  float scale_a, scale_b, offset, low;
-};
-
-struct Product {
-  const uint8_t *x, *w;
-  const float* images;  // instead of x, (N, C, H, W), in units of `unit`, and 0 at `origin`
-  const float* unit;
-  const uint8_t* origin;
-  const int32_t* bias;
-  const float* multiplier;
-  uint8_t* bytes;  // of the result, or floats
-  float* floats;
-  int rows, cols, depth, quads, panels;  // quads and panels are those of the weights
-  int in_h, in_w, channels, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-  int zero, low, high;
-  unsigned pad;             // what stands for 0 in x, four times
-  int pool, splits, slice;  // slice: steps of K of a block
-  Residual residual;
-  bool aligned_out, weights_ready;
-  Divisor by_channels, by_window_w, by_positions, by_width, by_col_tiles, by_pool, by_splits;
-
-  // True where the sums pass through shared memory.
-  __device__ __forceinline__ bool IsShared() const {
-    return splits > 1 || pool > 1 || residual.bytes;
-  }
-};
 
 // Where the window of a row begins: rows go through the positions of windows that are pooled.
 struct Corner {
@@ -210,6 +179,12 @@ __device__ __forceinline__ void LoadWeights(const Product& p, uint32_t* panel, i
   }
 }
 
+// Begins to copy what the sums of a tile's columns are scaled by.
+template <int kCols>
+__device__ __forceinline__ void LoadColumns(const Product& p, int first, Column* columns) {
+  for (int k = threadIdx.x; k < kCols; k += kProductThreads) CopyColumn(p, first + k, columns + k);
+}
+
 template <class Tile>
 using Sums = int32_t[Tile::kWarpRows / 16][Tile::kWarpCols / 8][4];
 
@@ -217,8 +192,9 @@ template <class Tile>
 __device__ __forceinline__ void MultiplyStage(const uint32_t* rows, const uint32_t* weights,
                                               Sums<Tile>& sums) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int row = warp / 2 * Tile::kWarpRows + lane / 4,
-            col = warp % 2 * Tile::kWarpCols + lane / 4;
+  // Of those that this lane names for the instruction, and of its own columns.
+  const int row = warp / 2 * Tile::kWarpRows + lane % 16;
+  const int col = warp % 2 * Tile::kWarpCols + lane / 4;
 #pragma unroll
   for (int k = 0; k < kStep / 32; k++) {
     uint32_t b[Tile::kWarpCols / 8][2];
@@ -230,105 +206,86 @@ __device__ __forceinline__ void MultiplyStage(const uint32_t* rows, const uint32
 #pragma unroll
     for (int i = 0; i < Tile::kWarpRows / 16; i++) {
       uint32_t a[4];
-#pragma unroll
-      for (int part = 0; part < 4; part++)
-        a[part] = rows[InRows(row + i * 16 + part % 2 * 8, k * 2 + part / 2, lane % 4)];
+      LoadMatrices<false>(rows + InRows(row + i * 16, k * 2 + lane / 16, 0), a);
 #pragma unroll
       for (int j = 0; j < Tile::kWarpCols / 8; j++) MultiplyAddBytes(a, b[j], sums[i][j]);
     }
   }
 }
 
-// Calls body(row, col, sum) for each of a thread's sums, by their place in the tile.
+// Calls body(row, col, left, right) for each two neighbors of a thread's sums, by their place in
+// the tile, column by column.
 template <class Tile, class F>
-__device__ __forceinline__ void ForSums(const Sums<Tile>& sums, const F& body) {
+__device__ __forceinline__ void ForPairs(const Sums<Tile>& sums, const F& body) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = warp / 2 * Tile::kWarpRows + lane / 4;
   const int col = warp % 2 * Tile::kWarpCols + lane % 4 * 2;
 #pragma unroll
-  for (int i = 0; i < Tile::kWarpRows / 16; i++)
+  for (int j = 0; j < Tile::kWarpCols / 8; j++)
 #pragma unroll
-    for (int j = 0; j < Tile::kWarpCols / 8; j++)
+    for (int i = 0; i < Tile::kWarpRows / 16; i++)
 #pragma unroll
-      for (int e = 0; e < 4; e++)
-        body(row + i * 16 + e / 2 * 8, col + j * 8 + e % 2, sums[i][j][e]);
+      for (int half = 0; half < 2; half++)
+        body(row + i * 16 + half * 8, col + j * 8, sums[i][j][2 * half], sums[i][j][2 * half + 1]);
 }
 
-// Of a column: what is added to a sum, and what that is multiplied by.
-struct Column {
-  int32_t bias;
-  float multiplier;
-
-  __device__ __forceinline__ Column(const Product& p, int col)
-      : bias(col < p.cols ? p.bias[col] : 0), multiplier(col < p.cols ? p.multiplier[col] : 0.f) {}
-  __device__ __forceinline__ float Scaled(int32_t sum) const {
-    return (float)(sum + bias) * multiplier;
-  }
-};
-
-__device__ __forceinline__ int Requantized(const Product& p, const Column& column, int32_t sum) {
-  const float low = (float)(p.low - p.zero), high = (float)(p.high - p.zero);
-  return (int)rintf(fminf(fmaxf(column.Scaled(sum), low), high)) + p.zero;
-}
-
-// Writes up to four neighbors of a row of the result, with what follows the product.
-__device__ __forceinline__ void StoreFour(const Product& p, int64_t to, int col,
-                                          const Column (&columns)[4], const int32_t (&sums)[4]) {
-  const Residual& r = p.residual;
-  const bool in_fours = p.cols % 4 == 0 && !p.floats;
-  const uint32_t added = r.bytes && in_fours ? *(const uint32_t*)(r.bytes + to) : 0;
-  uint32_t word = 0;
+// The sums behind a product of sixteen of its results.
+__device__ __forceinline__ Sixteen SumOf(const Product& p, const Sixteen& made,
+                                         const Sixteen& added) {
+  Sixteen sum;
 #pragma unroll
-  for (int e = 0; e < 4; e++) {
-    if (col + e >= p.cols) break;
-    if (p.floats) {
-      p.floats[to + e] = columns[e].Scaled(sums[e]);
-      continue;
-    }
-    int byte = Requantized(p, columns[e], sums[e]);
-    if (r.bytes) {
-      const int other = in_fours ? added >> 8 * e & 255 : r.bytes[to + e];
-      byte = AddedBytes(byte, other, r.scale_a, r.scale_b, r.offset, r.low, 255.f);
-    }
-    word |= (uint32_t)byte << 8 * e;
-    if (!in_fours) p.bytes[to + e] = (uint8_t)byte;
+  for (int q = 0; q < 4; q++) {
+    sum.words[q] = 0;
+#pragma unroll
+    for (int e = 0; e < 32; e += 8)
+      sum.words[q] |= (uint32_t)WithResidual(p, made.words[q] >> e & 255, added.words[q] >> e & 255)
+                      << e;
   }
-  if (in_fours) *(uint32_t*)(p.bytes + to) = word;
+  return sum;
 }
 
 // Requantizes a tile and writes it, bytes through shared memory, so that they leave 16 at a time.
 template <class Tile>
 __device__ __forceinline__ void Store(const Product& p, const Sums<Tile>& sums, int first_row,
-                                      int first_col, uint8_t* shared) {
+                                      int first_col, const Column* columns, uint8_t* shared) {
   if (p.floats) {
-    ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
-      if (first_row + row < p.rows && first_col + col < p.cols)
-        p.floats[(int64_t)(first_row + row) * p.cols + first_col + col] =
-            Column(p, first_col + col).Scaled(sum);
+    ForPairs<Tile>(sums, [&](int row, int col, int32_t left, int32_t right) {
+      float* to = p.floats + (int64_t)(first_row + row) * p.cols + first_col + col;
+      if (first_row + row >= p.rows) return;
+      if (first_col + col < p.cols) to[0] = columns[col].Scaled(left);
+      if (first_col + col + 1 < p.cols) to[1] = columns[col + 1].Scaled(right);
     });
     return;
   }
   __syncthreads();  // the panels have been read
-  ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
-    if (first_col + col >= p.cols) return;
-    shared[row * Tile::kPitch + col] = (uint8_t)Requantized(p, Column(p, first_col + col), sum);
+  ForPairs<Tile>(sums, [&](int row, int col, int32_t left, int32_t right) {
+    const int both = Requantized(p, columns[col], left) | Requantized(p, columns[col + 1], right)
+                                                              << 8;
+    *(uint16_t*)(shared + row * Tile::kPitch + col) = (uint16_t)both;
   });
   __syncthreads();
   const int rows = min(Tile::kRows, p.rows - first_row),
             cols = min(Tile::kCols, p.cols - first_col);
-  uint8_t* to = p.bytes + (int64_t)first_row * p.cols + first_col;
+  const int64_t corner = (int64_t)first_row * p.cols + first_col;
+  const uint8_t* added = p.residual.bytes ? p.residual.bytes + corner : nullptr;
+  uint8_t* to = p.bytes + corner;
   if (p.aligned_out) {
     constexpr int kAcross = Tile::kCols / 16;
+#pragma unroll 4
     for (int k = threadIdx.x; k < rows * kAcross; k += kProductThreads) {
       const int row = k / kAcross, col = k % kAcross * 16;
-      if (col < cols)
-        *(Sixteen*)(to + (int64_t)row * p.cols + col) =
-            *(const Sixteen*)(shared + row * Tile::kPitch + col);
+      const int64_t at = (int64_t)row * p.cols + col;
+      if (col >= cols) continue;
+      const Sixteen made = *(const Sixteen*)(shared + row * Tile::kPitch + col);
+      *(Sixteen*)(to + at) = added ? SumOf(p, made, *(const Sixteen*)(added + at)) : made;
     }
   } else {
     for (int k = threadIdx.x; k < rows * Tile::kCols; k += kProductThreads) {
       const int row = k / Tile::kCols, col = k % Tile::kCols;
-      if (col < cols) to[(int64_t)row * p.cols + col] = shared[row * Tile::kPitch + col];
+      const int64_t at = (int64_t)row * p.cols + col;
+      if (col >= cols) continue;
+      const int made = shared[row * Tile::kPitch + col];
+      to[at] = (uint8_t)(added ? WithResidual(p, made, added[at]) : made);
     }
   }
 }
@@ -337,9 +294,8 @@ __device__ __forceinline__ void Store(const Product& p, const Sums<Tile>& sums, 
 // tile's rows.
 template <class Tile>
 __device__ __forceinline__ void StoreShare(const Product& p, int rank, int first_row, int first_col,
-                                           const Column (&columns)[4], const int32_t* sums) {
+                                           const Column* columns, const int32_t* sums) {
   constexpr int kQuads = Tile::kCols / 4;
-  static_assert(kProductThreads % kQuads == 0, "a thread's columns stay the same");
   const int positions = p.pool * p.pool, share = Tile::kRows / p.splits;
   for (int id = (int)threadIdx.x; id < share / positions * kQuads; id += kProductThreads) {
     const int local = rank * share + id / kQuads * positions, quad = id % kQuads * 4;
@@ -358,17 +314,18 @@ __device__ __forceinline__ void StoreShare(const Product& p, int rank, int first
 #pragma unroll
       for (int e = 0; e < 4; e++) largest[e] = position ? max(largest[e], sum[e]) : sum[e];
     }
-    StoreFour(p, (int64_t)(row / p.by_pool) * p.cols + col, col, columns, largest);
+    StoreFour(p, (int64_t)(row / p.by_pool) * p.cols + col, col, columns + quad, largest);
   }
 }
 
 template <class Tile, bool kAligned>
-__global__ void __launch_bounds__(kProductThreads) ProductKernel(const Product p) {
+__global__ void __launch_bounds__(kProductThreads, Tile::kResident) ProductKernel(const Product p) {
   uint32_t* shared = DynamicShared<uint32_t>();
   const int tile = (int)blockIdx.x / p.by_splits, rank = (int)blockIdx.x - tile * p.splits;
   const int down = tile / p.by_col_tiles, first_row = down * Tile::kRows;
   const int first_col = (tile - down * (int)p.by_col_tiles.value) * Tile::kCols;
   using Rows = Windows<Tile::kRows, kAligned>;
+  __shared__ Column columns[Tile::kCols];
   __shared__ Place places[kAligned ? 1 : kMostPlaces];
   const int begin = rank * p.slice;
   const int end = min(begin + p.slice, (p.depth + kStep - 1) / kStep);
@@ -389,19 +346,19 @@ __global__ void __launch_bounds__(kProductThreads) ProductKernel(const Product p
     if (step < end) windows.Load(stage(step), step * kStep);
     CloseCopies();
   };
-  if (p.weights_ready)
+  if (p.weights_ready) {
+    LoadColumns<Tile::kCols>(p, first_col, columns);
 #pragma unroll
     for (int step = 0; step < kStages - 1; step++) load_weights(begin + step);
+  }
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
+  if (!p.weights_ready) LoadColumns<Tile::kCols>(p, first_col, columns);
 #pragma unroll
   for (int step = 0; step < kStages - 1; step++) {
     if (!p.weights_ready) load_weights(begin + step);
     load_rows(begin + step);
   }
-  // Those of StoreShare, which are here before the sums.
-  const int own = first_col + (int)threadIdx.x % (Tile::kCols / 4) * 4;
-  const Column columns[4] = {{p, own}, {p, own + 1}, {p, own + 2}, {p, own + 3}};
   Sums<Tile> sums = {};
   for (int step = begin; step < end; step++) {
     WaitForCopies<kStages - 2>();
@@ -412,10 +369,11 @@ __global__ void __launch_bounds__(kProductThreads) ProductKernel(const Product p
     MultiplyStage<Tile>(ready, ready + Tile::kRows * kStep / 4, sums);
   }
   WaitForCopies<0>();
-  if (!p.IsShared()) return Store<Tile>(p, sums, first_row, first_col, (uint8_t*)shared);
+  if (!p.IsShared()) return Store<Tile>(p, sums, first_row, first_col, columns, (uint8_t*)shared);
   __syncthreads();  // the panels have been read
-  ForSums<Tile>(sums, [&](int row, int col, int32_t sum) {
-    ((int32_t*)shared)[row * Tile::kCols + col] = sum;
+  ForPairs<Tile>(sums, [&](int row, int col, int32_t left, int32_t right) {
+    ((int32_t*)shared)[row * Tile::kCols + col] = left;
+    ((int32_t*)shared)[row * Tile::kCols + col + 1] = right;
   });
   __syncthreads();
   if (p.splits > 1) MeetCluster();
@@ -443,7 +401,7 @@ void LaunchTiles(const char* op, Product p, int device, DLStream stream) {
   p.splits = (int)splits;
   p.by_splits = Divisor(splits);
   p.slice = (int)CeilDiv(CeilDiv(p.depth, kStep), splits);
-  p.weights_ready = InputsAreReady(1, 1);
+  p.weights_ready = InputsAreReady(1, 3);
   LaunchBeside(op, ProductKernel<Tile, kAligned>, (unsigned)(across * down * splits),
                (unsigned)splits, kProductThreads, Tile::kNbytes, stream, p);
 }
@@ -475,13 +433,20 @@ void Multiply(const char* op, Product p, const DLArray* w, const DLArray* bias,
   p.zero = (int)zero;
   p.low = (int)low;
   p.high = (int)high;
-  p.aligned_out = n % 16 == 0 && Aligned16(y->data);
+  p.aligned_out = n % 16 == 0 && Aligned16(y->data) && Aligned16(p.residual.bytes);
   const bool aligned = !p.images && p.channels % 16 == 0 && Aligned16(p.x);
   const int64_t tiles = CeilDiv(n, Large::kCols) * CeilDiv(p.rows, Large::kRows);
   const int device = y->ctx.device_id;
-  if (!aligned)
+  Direct direct;
+  Patch patch;
+  if (!aligned && LayOutDirect(p, device, &direct))
+    LaunchDirect(op, p, direct, device, stream);
+  else if (!aligned && LayOutPatch(p, device, &patch))
+    LaunchPatch(op, p, patch, stream);
+  else if (!aligned)
     LaunchTiles<Small, false>(op, p, device, stream);
-  else if (tiles < Multiprocessors(device))
+  else if (tiles < Multiprocessors(device) &&
+           (2 * tiles < Multiprocessors(device) || p.depth < kDeep))
     LaunchTiles<Small, true>(op, p, device, stream);
   else
     LaunchTiles<Large, true>(op, p, device, stream);
@@ -582,19 +547,30 @@ void QuantizedConv2dFused(const DLArray* x, const DLArray* w, const DLArray* bia
   Multiply(op, p, w, bias, multiplier, zero, low, high, y, stream);
 }
 
-// True for few tiles, whose sums pass through shared memory in any case, and where each image is
-// quantized few times.
+// True for few channels, as direct.cuh and patch.cuh serve them; for a sum; and for few tiles,
+// whose sums pass through shared memory in any case, where each image is quantized few times.
 bool QuantizedConv2dFusedFits(const DLArray* x, const DLArray*, const DLArray*, const DLArray*,
-                              const DLArrayList* quantization, const DLArrayList*,
-                              Struct<WindowOptions> windows, int64_t, int64_t, int64_t, int64_t,
+                              const DLArrayList* quantization, const DLArrayList* residual,
+                              Struct<WindowOptions> windows, int64_t pad, int64_t, int64_t, int64_t,
                               int64_t pool, float, float, float, int64_t, DLArray* y) {
+  const char* op = "quantized_conv2d_fused";
   constexpr int64_t kMostGathered = 1 << 17;
   if (x->ndim != 4 || y->ndim != 4 || !Numel(y)) return false;
+  const int device = y->ctx.device_id;
   const int64_t n = y->shape[3], rows = Numel(y) / n * pool * pool;
-  const int64_t depth = windows->size.h * windows->size.w * x->shape[quantization->count ? 1 : 3];
+  Product p = ConvProduct(op, x, quantization->count > 0, y, *windows, pool, pad);
+  Direct direct;
+  Patch patch;
+  p.rows = (int)rows;
+  p.cols = (int)n;
+  const bool gathers = quantization->count || p.channels % 16;
+  if (gathers && rows <= INT32_MAX / 2 &&
+      (LayOutDirect(p, device, &direct) || LayOutPatch(p, device, &patch)))
+    return true;
+  if (residual->count && !quantization->count) return true;
   const int64_t tiles = CeilDiv(n, Large::kCols) * CeilDiv(rows, Large::kRows);
-  return tiles < Multiprocessors(y->ctx.device_id) &&
-         (!quantization->count || rows * depth <= kMostGathered);
+  return tiles < Multiprocessors(device) &&
+         (!quantization->count || rows * p.depth <= kMostGathered);
 }
 
 DLSYS_KERNEL(cuda, quantized_conv2d_fused, QuantizedConv2dFused);

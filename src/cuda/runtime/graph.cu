@@ -7,13 +7,15 @@
 // are disabled in the others. Their addresses are parameters of the instantiated graph, rewritten
 // only when they differ from those of the run before. All other addresses are baked in. Where
 // outputs go to pinned memory of the host, the last output copy counts the replays there, so that
-// the host sees a result as soon as it has arrived.
+// the host sees a result as soon as it has arrived. Outputs that the last step itself writes there,
+// which are copies from a place to itself, need no copy where its kernel counts (arrival.cuh).
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
 #include <vector>
 
+#include "cuda/runtime/arrival.cuh"
 #include "cuda/runtime/fault.cuh"
 #include "cuda/runtime/graph.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -38,8 +40,8 @@ struct Replays {
 };
 
 struct CopyBatch {
-  Replays* replays;  // counted behind these copies; null elsewhere
-  volatile uint32_t* replays_seen;
+  unsigned* blocks_done;  // of the replay, where these copies are the last to tell; null elsewhere
+  Arrival arrival;
   int count;
   int first_block[kCopies + 1];  // of each copy, and behind the last
   DLCopy copies[kCopies];
@@ -57,11 +59,9 @@ __device__ __forceinline__ void CountReplay(const CopyBatch& batch) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   __threadfence_system();
-  if (atomicAdd(&batch.replays->blocks, 1u) + 1 < gridDim.x) return;
-  batch.replays->blocks = 0;
-  const unsigned count = ++batch.replays->count;
-  __threadfence_system();
-  *batch.replays_seen = count;
+  if (atomicAdd(batch.blocks_done, 1u) + 1 < gridDim.x) return;
+  *batch.blocks_done = 0;
+  batch.arrival.Tell();
 }
 
 __global__ void CopyBatchKernel(const __grid_constant__ CopyBatch batch) {
@@ -81,7 +81,7 @@ __global__ void CopyBatchKernel(const __grid_constant__ CopyBatch batch) {
   } else {
     CopyPart<char>(dst, src, begin, end);
   }
-  if (batch.replays) CountReplay(batch);
+  if (batch.blocks_done) CountReplay(batch);
 }
 
 // The input copies or the output copies of a graph: the caller's table, and the kernels made of it.
@@ -93,10 +93,10 @@ class GraphCopies {
 
   // Lets the last copies count replays, and the first be launched by PDL where the device can: they
   // are never disabled then.
-  void Count(Replays* replays, volatile uint32_t* seen, bool early) {
+  void Count(unsigned* blocks_done, const Arrival& arrival, bool early) {
     early_ = early;
-    kernels_.back().batch.replays = replays;
-    kernels_.back().batch.replays_seen = seen;
+    kernels_.back().batch.blocks_done = blocks_done;
+    kernels_.back().batch.arrival = arrival;
   }
 
   void Launch(cudaStream_t stream) {
@@ -183,6 +183,8 @@ constexpr unsigned kByNodePriority = 0;
 #else
 constexpr unsigned kByNodePriority = cudaGraphInstantiateFlagUseNodePriority;
 #endif
+// True where the graph that this thread captures has nodes of other priorities than the rest.
+thread_local bool has_priorities = false;
 
 // The nodes that the next one captured on the stream will depend on.
 Nodes CaptureDependencies(cudaStream_t stream) {
@@ -223,6 +225,7 @@ class DependencyBuilder {
   ~DependencyBuilder() {
     allow_pdl = true;
     next_dependencies = nullptr;
+    next_arrival = {};
     ready_inputs = 0;
   }
 
@@ -247,6 +250,7 @@ class DependencyBuilder {
     next_dependencies = pdl_edge ? &several : nullptr;
     const bool known = streams_->ready_inputs && (allow_pdl || pdl_edge) && has_nodes_[own];
     ready_inputs = known ? streams_->ready_inputs[task] : 0;
+    if (dependencies.empty()) ready_inputs = ~uint64_t(0);  // it has no predecessor
     queue();
     next_dependencies = nullptr;
     ready_inputs = 0;
@@ -279,7 +283,9 @@ struct CudaGraph : CapturedGraph {
     Check("capture", cudaMemset(replays, 0, sizeof *replays));
     seen = (volatile uint32_t*)AllocPinned(id, sizeof *seen);
     *seen = 0;
-    outputs.Count(replays, seen, ComputeMajor(id) >= 9);
+    outputs.Count(&replays->blocks, arrival(), ComputeMajor(id) >= 9);
+    in_place = std::all_of(request.outputs, request.outputs + request.noutputs,
+                           [](const DLCopy& copy) { return copy.dst == copy.src; });
   }
   ~CudaGraph() override {
     // The last replay may still be running, on another thread's stream, in memory that is freed
@@ -308,7 +314,7 @@ struct CudaGraph : CapturedGraph {
       Check("replay", cudaGraphLaunch(exec, stream));
     }
     Counters::program_launches += times;
-    launched++;  // only the last one has its output copies
+    launched += (uint32_t)(step_tells ? times : 1);  // only the last one has its output copies
   }
 
   void Wait() override {
@@ -341,11 +347,15 @@ struct CudaGraph : CapturedGraph {
 
   void Describe(DLGraphInfo* out) const override { *out = info; }
 
+  Arrival arrival() const { return {&replays->count, seen}; }
+
   const int id;
   GraphCopies inputs, outputs;
   Replays* replays = nullptr;
   volatile uint32_t* seen = nullptr;  // the replays whose results have arrived in pinned memory
   uint32_t launched = 0;
+  bool in_place = false;    // the last step writes the outputs where the host reads them
+  bool step_tells = false;  // and its kernel counts
   DLGraphInfo info = {};
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
@@ -358,9 +368,14 @@ void CaptureInto(CudaGraph* graph, cudaStream_t stream, const CaptureRequest& re
   try {
     DependencyBuilder builder(request.streams, request.count + 2, stream);
     builder.Capture(0, [&] { graph->inputs.Launch(stream); });
-    for (int64_t k = 0; k < request.count; k++)
+    for (int64_t k = 0; k < request.count; k++) {
+      if (graph->in_place && k + 1 == request.count) next_arrival = graph->arrival();
       builder.Capture(k + 1, [&] { request.body(request.state, k); });
-    builder.Capture(request.count + 1, [&] { graph->outputs.Launch(stream); });
+    }
+    graph->step_tells = graph->in_place && request.count && !TakeArrival().count;
+    builder.Capture(request.count + 1, [&] {
+      if (!graph->step_tells) graph->outputs.Launch(stream);
+    });
   } catch (...) {
     cudaGraph_t broken = nullptr;
     EndCapture(graph->id, stream, &broken);
@@ -415,13 +430,15 @@ bool AddProgrammaticEdge(const char* op, cudaStream_t stream) {
 std::unique_ptr<CapturedGraph> Capture(int id, DLStream stream, const CaptureRequest& request) {
   Use("capture", id);
   auto graph = std::make_unique<CudaGraph>(id, request);
+  has_priorities = false;
   CaptureInto(graph.get(), Native(stream), request);
   size_t count = 0;
   Check("capture", cudaGraphGetNodes(graph->graph, nullptr, &count));
   std::vector<cudaGraphNode_t> nodes(count);
   if (count) Check("capture", cudaGraphGetNodes(graph->graph, nodes.data(), &count));
   for (cudaGraphNode_t node : nodes) CountNode(graph.get(), node);
-  Check("capture", cudaGraphInstantiate(&graph->exec, graph->graph, kByNodePriority));
+  Check("capture",
+        cudaGraphInstantiate(&graph->exec, graph->graph, has_priorities ? kByNodePriority : 0));
   Check("capture", cudaGraphUpload(graph->exec, Native(stream)));
   return graph;
 }
@@ -440,6 +457,7 @@ void Hasten(cudaStream_t stream) {
     if (type != cudaGraphNodeTypeKernel) continue;
     Check("capture",
           cudaGraphKernelNodeSetAttribute(node, cudaKernelNodeAttributePriority, &highest));
+    has_priorities = true;
   }
 #endif
 }

@@ -62,6 +62,10 @@ class GraphCopies:
         # The sources of input copies, or the destinations of output copies: set before a replay.
         self.addresses = self._table[:, self._open].data
 
+    def share(self, k: int, address: int) -> None:
+        """Puts both sides of a copy at one address, so that there is nothing to copy."""
+        self._table[k, :2] = address
+
     def disconnect(self) -> None:
         """Turns each copy into one from its slot to itself, until its address is set again."""
         self._table[:, self._open] = self._table[:, self._fixed]

@@ -158,20 +158,17 @@ class CapturingProgram(Program):
         if graph is None:
             return None
         self._take_blocks(on)
-        for array, value in zip(graph.feeds, feeds):
-            array[...] = value
-        graph.run(on)
         self.runs += 1
-        return [array.copy() for array in graph.fetches]
+        return graph.run(feeds, on)
 
     def _capture_on_host(self, on: int) -> HostGraph | None:
         (first, *others) = self.segments
         if others or not isinstance(first, Segment) or None in self.plan.fetches:
             return None
         self._place_slots()
-        slots = [slot for slot in self._slots if slot is not None]
-        if self._rollback is None and fits([*slots, *self._fetch_slots]):
-            self._host_graph = HostGraph(first, slots, self._fetch_slots, on)
+        slots = [slot for slot in (*self._slots, *self._fetch_slots) if slot is not None]
+        if self._rollback is None and fits(slots):
+            self._host_graph = HostGraph(first, self.plan, slots, on)
         return self._host_graph
 
     def _place_slots(self, table: ArrayTable | None = None) -> None:

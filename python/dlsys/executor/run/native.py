@@ -86,11 +86,8 @@ class Program(Runner):
         self._changed = {id(held.block) for held in states}
         # A step behind an update may fail: one on the host alone, as memory is planned.
         self._may_fail = self._rollback is not None and self._on_host
-        self._blocks = [
-            arena,
-            *self._own.values(),
-            *{id(held.block): held.block for held in fixed.values()}.values(),
-        ]
+        blocks = {id(held.block): held.block for held in fixed.values()}
+        self._blocks = [arena, *self._own.values(), *blocks.values()]
         self._slots = [
             None
             if offset is None

@@ -48,7 +48,7 @@ class ConvPoolOp(Fused):
     """
 
     tolerance = 1e-4
-    has_precision = True
+    has_precision = reads_host = True
     discrete_outputs = (1,)
     signature = Signature("*inputs", body=Instance(Body), geometry=Instance(Geometry), relu=Bool())
 

@@ -16,6 +16,7 @@
 #include "cuda/conv/conv_pool/sparse.cuh"
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/pinned.cuh"
 #include "cuda/runtime/widened.cuh"
 
 namespace dlsys {
@@ -316,6 +317,7 @@ bool ForwardFits(Task* t, int side, int outputs) {
 
 // ---- a few images ----
 
+constexpr int kMostOfCluster = 8;  // blocks
 constexpr int kFewOnEach = 2;  // outputs of images on a multiprocessor, up to which they are few
 
 // The task of a block that makes one output, false where images are many or do not fit.
@@ -340,6 +342,7 @@ bool FewImagesFit(const Task& whole, int side, int multiprocessors, FewImages* f
           t.plane,
           t.frame,
           t.relu,
+          false,
           false};
   return true;
 }
@@ -353,9 +356,9 @@ int64_t FewShared(const FewImages& t, int side) {
 template <int kKernelW, int kSide>
 void LaunchFew(const char* op, const FewImages& t, unsigned images, int device, DLStream stream,
                const float* x, const float* f, const float* bias, float* y, uint8_t* code) {
-  LaunchSmall(op, ConvPoolFewKernel<kKernelW, kSide>, images * t.outputs, 1, kThreads,
-              FewShared(t, kSide) * sizeof(float), ComputeMajor(device) >= 9, stream, t, x, f, bias,
-              y, code);
+  LaunchSmall(op, ConvPoolFewKernel<kKernelW, kSide>, images * t.outputs,
+              t.shares ? (unsigned)t.outputs : 1, kThreads, FewShared(t, kSide) * sizeof(float),
+              ComputeMajor(device) >= 9, stream, t, x, f, bias, y, code);
 }
 using FewLauncher = decltype(&LaunchFew<3, 2>);
 constexpr FewLauncher kFew[2][3] = {{LaunchFew<3, 2>, LaunchFew<5, 2>, LaunchFew<7, 2>},
@@ -397,6 +400,9 @@ void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLA
   FewImages few;
   if (FewImagesFit(t, side, multiprocessors, &few) && FewShared(few, side) <= kMaxSharedFloats) {
     few.filters_ready = InputsAreReady(1, 1);
+    few.shares = t.images == 1 && t.outputs <= kMostOfCluster && ComputeMajor(device) >= 9 &&
+                 t.channels * (int64_t)t.plane.of_plane.value <= t.outputs * kThreads &&
+                 IsPinned(In(op, x));
     return kFew[side - 2][KernelWidthIndex(t.kw)](op, few, (unsigned)t.images, device, stream,
                                                   In(op, x), In(op, f), add, Out(op, y),
                                                   Codes(op, code));

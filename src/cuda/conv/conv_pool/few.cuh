@@ -1,8 +1,10 @@
 // Convolution fused with bias, relu and max-pool for a few images, where ConvPoolKernel's blocks of
 // whole images would leave most multiprocessors idle: a block makes one output of one image. It
 // keeps the image's padded channels and one filter in shared memory; a thread accumulates a window
-// over some of the channels, whose sums are added in a fixed order. Filters are read before the
-// predecessor on the stream has ended, where it does not write them. Latency limits it.
+// over some of the channels, whose sums are added in a fixed order. Filters are on their way before
+// the predecessor on the stream has ended, where it does not write them, and beside the image: that
+// may come from memory of the host, of which the blocks of a cluster read a part each for all.
+// Latency limits it.
 #pragma once
 #include "cuda/conv/conv_pool/conv_pool.cuh"
 
@@ -15,11 +17,36 @@ struct FewImages {
   Plane plane;  // of a channel
   Frame frame;
   bool relu, filters_ready;
+  bool shares;  // the blocks are one cluster, and read the image together
 
   __host__ __device__ int Windows() const { return down * across; }
 };
 
 constexpr int kLoadsAtOnce = 6;  // of a thread
+
+// LoadPlanes by all blocks of a cluster, a load a thread, into the frames of each.
+__device__ __forceinline__ void SharePlanes(const FewImages& t, const float* from, float* to) {
+  const Plane& plane = t.plane;
+  const int k = (int)(blockIdx.x * blockDim.x + threadIdx.x), channel = k / plane.of_plane;
+  const bool exists = channel < t.channels;
+  float2 x = {};
+  if (exists && plane.step == 2)
+    x = ((const float2*)from)[k];
+  else if (exists)
+    x.x = from[k];
+  MeetCluster();  // the frames are clear
+  const int rest = k - channel * (int)plane.of_plane.value, row = rest / plane.of_row;
+  const int i = row + plane.top;
+  const int j = (rest - row * (int)plane.of_row.value) * plane.step + plane.left;
+  const float* at = to + channel * t.frame.channel_pitch + i * t.frame.pitch + j;
+  if (exists && i < t.frame.rows)
+    for (int peer = 0; peer < t.outputs; peer++) {
+      float* there = (float*)OfPeer(at, peer);
+      if (j < t.frame.width) there[0] = x.x;
+      if (j + 1 < t.frame.width && plane.step == 2) there[1] = x.y;
+    }
+  MeetCluster();
+}
 
 template <int kKernelW, int kSide>
 __global__ void __launch_bounds__(kThreads)
@@ -30,7 +57,9 @@ __global__ void __launch_bounds__(kThreads)
   const int image = (int)blockIdx.x / t.outputs, output = (int)blockIdx.x % t.outputs;
   const int rest = t.channels * t.kh * t.kw, windows = t.Windows();
   const auto load_filter = [&] {
-    for (int k = (int)threadIdx.x; k < rest; k += (int)blockDim.x) filter[k] = f[output * rest + k];
+    for (int k = (int)threadIdx.x; k < rest; k += (int)blockDim.x)
+      CopyAsync4(filter + k, f + output * rest + k, true);
+    CloseCopies();
   };
   Clear(input, t.channels * t.frame.channel_pitch);
   if (t.filters_ready) load_filter();
@@ -38,9 +67,13 @@ __global__ void __launch_bounds__(kThreads)
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
   if (!t.filters_ready) load_filter();
-  LoadPlanes<kLoadsAtOnce>(x + (int64_t)image * t.channels * t.plane.h * t.plane.w, t.channels,
-                           t.plane, t.frame, input);
+  if (t.shares)
+    SharePlanes(t, x, input);
+  else
+    LoadPlanes<kLoadsAtOnce>(x + (int64_t)image * t.channels * t.plane.h * t.plane.w, t.channels,
+                             t.plane, t.frame, input);
   const float add = bias ? bias[output] : 0.f;
+  WaitForCopies<0>();
   __syncthreads();
   const int slice = (int)threadIdx.x / windows, window = (int)threadIdx.x % windows;
   const int channel = slice * t.of_slice, i = window / t.across, j = window - i * t.across;

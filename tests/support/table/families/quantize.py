@@ -164,6 +164,8 @@ QUANTIZED = (
             product((1, 9, 9, 4), 17, 24, size=(2, 3), stride=2, dilation=2, padding=1, pad=200),
             product((3, 12, 11, 16), 40, 144, size=(3, 3), padding=1, zero=128),
             product((2, 21, 19, 16), 66, 144, size=(3, 3), padding=2, dilation=2, pad=99),
+            product((1, 130, 121, 3), 66, 75, size=(5, 5), stride=2, padding=2, pad=7),
+            product((2, 5, 2100, 5), 6, 30, size=(2, 3), padding=1, pad=7, **FLOAT),
         ),
         **NO_PARTS,
     ),

@@ -87,6 +87,11 @@ CONVOLUTIONS = (
     fused_case((1, 7, 7, 64), 40, 576, (1, 7, 7, 40), size=(3, 3), padding=1, zero=140),
     fused_case((2, 6, 5, 5), 7, 45, (2, 4, 3, 7), size=(3, 3), zero=128),
     fused_case((2, 80, 80, 16), 64, 16, (2, 80, 80, 64), size=(1, 1), low=7),
+    # Of few channels, with several outputs a block; and such as are gathered.
+    fused_case((3, 12, 9, 6), 10, 36, size=(3, 2), stride=2, padding=1, pad=200, pool=2, high=250),
+    fused_case((40, 12, 12, 3), 20, 75, size=(5, 5), padding=2, pad=3, low=1),
+    fused_case((1, 3, 127, 131), 70, 27, **FIRST, zero=2),
+    fused_case((2, 3, 9, 9), 5, 27, **FIRST | dict(dilation=2, padding=2), pool=2),
 )
 
 
