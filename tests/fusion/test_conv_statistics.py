@@ -1,5 +1,5 @@
-"""Batch norm inside the convolutions around it, of 16 bits on the GPU: statistics where a result is
-stored, relu by bits, and relu's gradient with its sums where a data gradient is stored.
+"""Batch norm inside the convolutions around it, on the GPU: statistics where a result is stored,
+relu by bits, and relu's gradient with its sums where a data gradient is stored.
 """
 
 from __future__ import annotations
@@ -128,6 +128,14 @@ class Kernels(unittest.TestCase):
             for addends, over in ((0, False), (1, False), (1, True)):
                 with self.subTest(sizes=sizes, addends=addends, over=over):
                     self.sums(sizes, attrs, (bfloat16, FLOAT16)[k % 2], addends, over)
+
+    def test_sums_of_relu_s_gradient_in_float32(self) -> None:
+        """At tf32, tiles of each width."""
+        wide = ((1, 256, 33, 32, 64, 1), {}), ((2, 64, 32, 33, 256, 1), {})
+        for sizes, attrs in (*SUMS, *wide):
+            for addends, over in ((0, False), (1, False), (1, True)):
+                with self.subTest(sizes=sizes, addends=addends, over=over):
+                    self.sums(sizes, attrs, FLOAT32, addends, over)
 
     def sums(
         self, sizes: tuple[int, ...], attrs: dict[str, Any], dtype: Any, addends: int, over: bool

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- dk and dv ----
 
-template <class E, int Size>
+template <class E, int Size, bool Reads = false>
 struct KeysTiling {
   static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
@@ -88,6 +88,7 @@ struct KeysTiling {
   static constexpr int kSummedQ = kDy + kStages, kSummedDy = kSummedQ + kCopies;
   static constexpr int kPairs = kSummedDy + kCopies;
   static constexpr bool kReadsAhead = kOverlaps;
+  static constexpr bool kReads = Reads;  // k and v into registers
 };
 
 // The tiles of keys of a block; the first keys of a head, which most rows see under a causal mask,
@@ -206,6 +207,12 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
     SetZero(dk);
     SetZero(dv);
     WaitForStage(barriers, T::kK, at_k);
+    Operand<E, T::kReads ? T::kSize : kDepth<E>> of_k, of_v;
+    if constexpr (T::kReads) {
+      ReadOperand<E, T::kSize, T::kKeys>(of_k, shared + of_warpgroup);
+      ReadOperand<E, T::kSize, T::kKeys>(of_v, shared + of_warpgroup + T::kTileK);
+      ReleaseStage(barriers, T::kK, at_k.stage);
+    }
     int block = tile.begin, sample = tile.sample * (int)params.group.value;
     int unreleased = -1;  // the stage of rows that a product still reads
     const auto release_rows = [&](int stage) {
@@ -249,10 +256,16 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
         continue;
       }
       BeginProducts();
-      BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
+      if constexpr (T::kReads)
+        BeginProductAlong<E>(weights, of_k, q);
+      else
+        BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
       WaitForStage(barriers, T::kDy, at);
       BeginProducts();
-      BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
+      if constexpr (T::kReads)
+        BeginProductAlong<E>(gradients, of_v, dy);
+      else
+        BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
       OfRows<T::kRows, T::kReadsAhead> shifts(lse), of_dy(row_sums);
       if constexpr (T::kOverlaps) {
         WaitForProducts<2>();
@@ -318,7 +331,7 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       release_copies();
     }
     if constexpr (T::kOverlaps) finish_product();
-    ReleaseStage(barriers, T::kK, at_k.stage);
+    if constexpr (!T::kReads) ReleaseStage(barriers, T::kK, at_k.stage);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
 #pragma unroll
@@ -363,7 +376,7 @@ __global__ __launch_bounds__(T::kThreads,
 
 // ---- dq ----
 
-template <class E, int Size>
+template <class E, int Size, bool Reads = false>
 struct RowsTiling {
   static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
@@ -379,7 +392,7 @@ struct RowsTiling {
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
   static constexpr int kQ = 0, kK = kStagesQ, kV = kK + kStages;  // pairs of barriers
   static constexpr int kSummedK = kV + kStages, kPairs = kSummedK + kCopies;
-  static constexpr bool kReads = kTf32<E> && !kLarge;         // q and dy into registers
+  static constexpr bool kReads = kTf32<E> ? !kLarge : Reads;  // q and dy into registers
   static constexpr bool kOverlaps = !kTf32<E> && Size <= 64;  // a block's last product and the next
 };
 
@@ -446,8 +459,8 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
     WaitForStage(barriers, T::kQ, at_q);
     Operand<E, T::kReads ? T::kSize : kDepth<E>> of_q, of_dy;
     if constexpr (T::kReads) {
-      ReadOperand<T::kSize, T::kRows>(of_q, shared + of_warpgroup);
-      ReadOperand<T::kSize, T::kRows>(of_dy, shared + of_warpgroup + T::kTileQ);
+      ReadOperand<E, T::kSize, T::kRows>(of_q, shared + of_warpgroup);
+      ReadOperand<E, T::kSize, T::kRows>(of_dy, shared + of_warpgroup + T::kTileQ);
       ReleaseStage(barriers, T::kQ, at_q.stage);
     }
     int unreleased = -1;  // the stage of keys that a product still reads
@@ -479,13 +492,13 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
       }
       BeginProducts();
       if constexpr (T::kReads)
-        BeginProduct<E>(weights, of_q, k, false);
+        BeginProductAlong<E>(weights, of_q, k);
       else
         BeginProduct<E, T::kSize, T::kRows>(weights, q, k);
       WaitForStage(barriers, T::kV, at);
       BeginProducts();
       if constexpr (T::kReads)
-        BeginProduct<E>(gradients, of_dy, v, false);
+        BeginProductAlong<E>(gradients, of_dy, v);
       else
         BeginProduct<E, T::kSize, T::kRows>(gradients, dy, v);
       if constexpr (T::kOverlaps) {
@@ -573,11 +586,11 @@ __global__ __launch_bounds__(T::kThreads,
 
 // ---- launches ----
 
-template <class E, int kSize>
+template <class E, int kSize, bool kReadsK = false, bool kReadsQ = false>
 void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& arrays,
                     DLStream stream) {
-  using OfKeys = KeysTiling<E, kSize>;
-  using OfRows = RowsTiling<E, kSize>;
+  using OfKeys = KeysTiling<E, kSize, kReadsK>;
+  using OfRows = RowsTiling<E, kSize, kReadsQ>;
   const int64_t samples = p.batch * p.heads, kv_samples = p.batch * p.kv_heads;
   const int64_t padded = CeilDiv(p.rows, kPadding) * kPadding;
   const int64_t row_tiles = CeilDiv(p.rows, OfRows::kRows);
@@ -628,6 +641,16 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
 template <class E>
 void RunOf(const char* op, const FlashProblem& problem, const FlashBackward& arrays,
            DLStream stream) {
+  const char* variant = getenv("X_FLASH");
+  const int number = variant ? atoi(variant) : 0;
+  if constexpr (!kTf32<E>) {
+    if (problem.size <= 64 && number == 1)
+      return LaunchBackward<E, 64, true, true>(op, problem, arrays, stream);
+    if (problem.size <= 64 && number == 2)
+      return LaunchBackward<E, 64, false, true>(op, problem, arrays, stream);
+    if (problem.size > 64 && number == 2)
+      return LaunchBackward<E, 128, false, true>(op, problem, arrays, stream);
+  }
   if (problem.size <= 64) return LaunchBackward<E, 64>(op, problem, arrays, stream);
   LaunchBackward<E, 128>(op, problem, arrays, stream);
 }

@@ -248,29 +248,38 @@ __device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4], uint32_t a
   CloseProducts();
 }
 
-// Begins d += a b, b a tile of as many rows as a has columns, with tf32 its transposed copy; or
-// d = a b, where there is no d yet.
+// The same of `a` in registers.
+template <class E, int kSteps, int kColumns>
+__device__ __forceinline__ void BeginProductAlong(float (&d)[kColumns][4],
+                                                  const uint32_t (&a)[kSteps][4], uint32_t b) {
+  const uint64_t of_b = Descriptor(b, 16, 1024);
+#pragma unroll
+  for (int step = 0; step < kSteps; step++)
+    MultiplyAdd<E, false>(d, a[step],
+                          Advanced(of_b, step / 4 * kColumns * 8 * 128 + step % 4 * 32), step > 0);
+  CloseProducts();
+}
+
+// Begins d += a b, b a tile of as many rows as a has columns, with tf32 its transposed copy.
 template <class E, int kSteps, int kColumns>
 __device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4],
-                                             const uint32_t (&a)[kSteps][4], uint32_t b,
-                                             bool accumulate = true) {
+                                             const uint32_t (&a)[kSteps][4], uint32_t b) {
   const uint64_t of_b = Descriptor(b, kTf32<E> ? 16 : kSteps * 16 * 128, 1024);
 #pragma unroll
   for (int step = 0; step < kSteps; step++) {
     const int at = kTf32<E> ? step / 4 * kColumns * 8 * 128 + step % 4 * 32 : step * 2048;
-    MultiplyAdd<E, !kTf32<E>>(d, a[step], Advanced(of_b, at), accumulate || step > 0);
+    MultiplyAdd<E, !kTf32<E>>(d, a[step], Advanced(of_b, at), true);
   }
   CloseProducts();
 }
 
-// Reads a warpgroup's 64 rows of a tile of kRows as an operand, which takes tf32 from registers at
-// half the shared memory's reads.
-template <int kSize, int kRows>
-__device__ __forceinline__ void ReadOperand(uint32_t (&a)[kSize / 8][4],
-                                            const unsigned char* rows) {
+// Reads a warpgroup's 64 rows of a tile of kRows as an operand, which products then take from
+// registers at half the shared memory's reads.
+template <class E, int kSize, int kRows>
+__device__ __forceinline__ void ReadOperand(Operand<E, kSize>& a, const unsigned char* rows) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4;
 #pragma unroll
-  for (int step = 0; step < kSize / 8; step++) {
+  for (int step = 0; step < kSize / kDepth<E>; step++) {
 #pragma unroll
     for (int part = 0; part < 4; part++) {
       const int at = row + part % 2 * 8, chunk = step % 4 * 2 + part / 2;

@@ -4,13 +4,14 @@
 // the gradients of scale and bias, and that of a bias in front of the addition.
 //
 // A warp holds rows of up to 1024 values, a block those of up to 8192; every array is read once,
-// four neighbors at a time where alignment allows, so that lanes side by side fill sectors. The
-// variance is two-pass, the statistics are recomputed backward, and all sums are float32. Blocks
+// four neighbors at a time where alignment allows, so that lanes side by side fill sectors;
+// backward, the next rows come into the L2 cache meanwhile. The variance is two-pass, the statistics are recomputed backward, and all sums are float32. Blocks
 // add columns in registers over their rows and write a row of partial sums each, which a second
 // kernel adds in a fixed order. Each array lies in float32 or in T. Outputs overlap no input.
 // Memory bandwidth limits it.
 #include "cuda/norm/norm.cuh"
 #include "cuda/reduce/group.cuh"
+#include "cuda/runtime/hopper.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -131,6 +132,17 @@ class Incoming {
   bool narrow_;
   uint32_t bits_[L::kChunks][L::kVector];
 };
+
+// Lets a row come into the L2 cache while another one is computed.
+template <class T, class L>
+__device__ __forceinline__ void Prefetch(const Floats<T>& from, const Part<L>& part) {
+  constexpr int kLine = 128;
+  if (!from.data) return;
+  const int size = kIs16Bit<T> && from.narrow ? 2 : 4;
+  const char* const row = (const char*)from.data + part.start * size;
+  for (int k = part.rank * kLine; k < part.length * size; k += L::kGroup * kLine)
+    hopper::PrefetchToL2(row + k);
+}
 
 // The values of scale or bias for a chunk.
 template <class T, int kVector>
@@ -319,6 +331,11 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocks)
     const int64_t row = first + threadIdx.x / L::kGroup;
     const Part<L> part{row * rows.length, row < rows.count ? rows.length : 0, rank};
     const Incoming<T, L> x(arrays.x, part), other(arrays.other, part), dy(arrays.dy, part);
+    const int64_t next = row + (int64_t)gridDim.x * kGroups;
+    if (next < rows.count) {
+      const Part<L> ahead{next * rows.length, rows.length, rank};
+      Prefetch(arrays.x, ahead), Prefetch(arrays.other, ahead), Prefetch(arrays.dy, ahead);
+    }
     Values<L> xhat = {}, d = {};
     x.AddTo(xhat);
     const float inverse = Standardize(rows, part, xhat);

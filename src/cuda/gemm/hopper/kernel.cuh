@@ -47,8 +47,8 @@ struct Tiling {
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
-  // Rows of a column, and of two of 16 bits side by side, that a thread of a consumer reads of what
-  // is staged.
+  // Rows of a column, and of columns of four bytes side by side, that a thread of a consumer reads
+  // of what is staged.
   template <class E>
   static constexpr int kStagedN = StagingN * 2 / (int)sizeof(E);
   template <class E>
@@ -174,9 +174,9 @@ enum class OfColumns {
   // Layout::moments, (groups of kMomentsRows rows, n): means and sums of squared deviations from
   // them.
   kMoments,
-  // Of 16 bits, C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not
-  // set. Of it Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x,
-  // of C's shape, and Layout::mean, (n). n is a multiple of 64.
+  // C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not set. Of it
+  // Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x, of C's shape,
+  // and Layout::mean, (n). n is a multiple of 64.
   kGradientSums
 };
 
@@ -516,7 +516,8 @@ __device__ __forceinline__ void WritePair(E* to, bool aligned, int valid, const 
 
 // Each warp makes the epilogue of its own rows, in boxes of 128 bytes of 16 rows: `side` comes into
 // the warp's buffers by TMA while the tile is multiplied, and results leave them by TMA where they
-// are of 16 bits or their columns are asked about.
+// are of 16 bits or their columns are asked about. Float32 has fewer buffers than boxes, so that
+// where both are asked for, `side` comes by way of the L2 cache instead.
 constexpr int kRowsOfBox = 16;
 template <class E, class T, class Source>
 class Boxes {
@@ -527,6 +528,7 @@ class Boxes {
   using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
   static constexpr bool kGradientSums = Source::kOfColumns == OfColumns::kGradientSums;
   static constexpr bool kStages = sizeof(E) == 2 || Source::kOfColumns != OfColumns::kNothing;
+  static constexpr bool kStagesSide = sizeof(E) == 2 || !kStages;
 
   // `buffers` are those of this warp, with a barrier for each: its side is there.
   __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
@@ -538,7 +540,7 @@ class Boxes {
     origin_ = origin;
     origin_.row += threadIdx.x % 128 / 32 * 16;
     if constexpr (kGradientSums) AskForColumns();
-    if (!params_.side) return;
+    if (!SideIsStaged()) return;
     if (threadIdx.x % 32 == 0) {
       WaitForStoresReads();
 #pragma unroll 1
@@ -550,6 +552,7 @@ class Boxes {
   // Reads the side of box `index`, and asks for that of the box that takes its buffer.
   __device__ __forceinline__ void ReadSide(const CUtensorMap* map_side, int index, Pairs& side) {
     static_assert(sizeof(E) == 4 || kCount <= T::kBuffers, "results lie where the side was");
+    if constexpr (!kStagesSide) return ReadSideOfColumns(index, side);
     WaitForPhase(BarrierOf(loaded_.stage), loaded_.parity);
     ForPairs([&](int i, int j, int half, int at) {
       side[i][j][half] = *(const Pair<E>*)(BufferOf(loaded_.stage) + at);
@@ -655,48 +658,69 @@ class Boxes {
       for (int j = 0; j < kBlocks; j++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          const uint64_t of_row = bits_[(index * kRowGroups + i) * 2 + half];
+          const Bits of_row = bits_[(index * kRowGroups + i) * 2 + half];
           const uint32_t two =
               (uint32_t)(of_row >> j / 4 * 32) >> (j % 4 * 8 + threadIdx.x % 4 * 2);
-          x[i][j][half] &= (two & 1) * 0xFFFFu | (two & 2) * 0x7FFF8000u;
+          if constexpr (sizeof(E) == 2) {
+            x[i][j][half] &= (two & 1) * 0xFFFFu | (two & 2) * 0x7FFF8000u;
+          } else {
+            if (!(two & 1)) x[i][j][half].x = 0.f;
+            if (!(two & 2)) x[i][j][half].y = 0.f;
+          }
         }
       }
     }
   }
 
   // Stores the sums over the columns of those boxes that are in the buffers, from `first` on. A
-  // thread goes down two columns. Rows that C has not are zeros.
+  // thread goes down the columns of four bytes. Rows that C has not are zeros.
   __device__ __forceinline__ void StoreSums(int first) const {
-    constexpr int kPairs = T::kStagingN / 2, kAtOnce = T::kSumsRows < 32 ? T::kSumsRows : 32;
-    const int thread = threadIdx.x % 128, part = thread / kPairs;
-    const Staged at(*this, thread % kPairs * 2, part * T::kSumsRows);
-    const int col = origin_.col + first * kBlocks * 8 + thread % kPairs * 2;
+    constexpr int kColumns = 4 / (int)sizeof(E), kThreadsOfRow = T::kStagingN / 2;
+    constexpr int kAtOnce = T::kSumsRows < 32 ? T::kSumsRows : 32;
+    using Four = std::conditional_t<sizeof(E) == 2, uint32_t, float>;
+    const auto value = [](const Four& x, int column) {
+      if constexpr (sizeof(E) == 2)
+        return column ? ElementOf<1, E>(x) : ElementOf<0, E>(x);
+      else
+        return x;
+    };
+    const int thread = threadIdx.x % 128, part = thread / kThreadsOfRow;
+    const int in_boxes = thread % kThreadsOfRow * kColumns;
+    const Staged at(*this, in_boxes, part * T::kSumsRows);
+    const int col = origin_.col + first * kBlocks * 8 + in_boxes;
     const int row = FirstRow() + part * T::kSumsRows;
     const int count = col < params_.n ? min(T::kSumsRows, params_.m - row) : 0;
     const E* const column = (const E*)layout_.x + (int64_t)row * params_.n + col;
-    uint32_t x[kAtOnce];
+    Four x[kAtOnce];
     const auto read = [&](int k) {
 #pragma unroll
       for (int e = 0; e < kAtOnce; e++)
-        x[e] = k + e < count ? *(const uint32_t*)(column + (k + e) * params_.n) : 0;
+        x[e] = k + e < count ? *(const Four*)(column + (k + e) * params_.n) : Four{};
     };
     read(0);
-    const float2 mean = count > 0 ? *(const float2*)(layout_.mean + col) : float2{};
+    float mean[kColumns] = {};
+#pragma unroll
+    for (int c = 0; c < kColumns; c++)
+      if (count > 0) mean[c] = layout_.mean[col + c];
     SyncConsumer();
-    float4 sums{};
+    struct alignas(8 * kColumns) {
+      float2 of[kColumns];
+    } sums{};
 #pragma unroll
     for (int k = 0; k < T::kSumsRows; k += kAtOnce) {
       if (k > 0) read(k);
 #pragma unroll
       for (int e = 0; e < kAtOnce; e++) {
-        const uint32_t c = *(const uint32_t*)at.Row(k + e / 16 * 16, e % 16);
-        const float left = ElementOf<0, E>(c), right = ElementOf<1, E>(c);
-        sums.x = fmaf(left, ElementOf<0, E>(x[e]) - mean.x, sums.x), sums.y += left;
-        sums.z = fmaf(right, ElementOf<1, E>(x[e]) - mean.y, sums.z), sums.w += right;
+        const Four staged = *(const Four*)at.Row(k + e / 16 * 16, e % 16);
+#pragma unroll
+        for (int c = 0; c < kColumns; c++) {
+          const float dy = value(staged, c);
+          sums.of[c].x = fmaf(dy, value(x[e], c) - mean[c], sums.of[c].x), sums.of[c].y += dy;
+        }
       }
     }
     if (count > 0)
-      *(float4*)(layout_.sums + (int64_t)(row / T::kSumsRows) * params_.n + col) = sums;
+      *(decltype(sums)*)(layout_.sums + (int64_t)(row / T::kSumsRows) * params_.n + col) = sums;
     SyncConsumer();  // before others write to the buffers
   }
 
@@ -726,9 +750,9 @@ class Boxes {
   };
   // Where box `index` is staged, once that may be overwritten.
   __device__ __forceinline__ unsigned char* NextBuffer(int index) {
-    const int buffer = params_.side ? index : next_;
+    const int buffer = SideIsStaged() ? index : next_;
     next_ = next_ + 1 == T::kBuffers ? 0 : next_ + 1;
-    if (!params_.side && threadIdx.x % 32 == 0) WaitForStoresReads<T::kBuffers - 1>();
+    if (!SideIsStaged() && threadIdx.x % 32 == 0) WaitForStoresReads<T::kBuffers - 1>();
     __syncwarp();
     return BufferOf(buffer);
   }
@@ -771,25 +795,45 @@ class Boxes {
     SyncThreads(1 + (int)threadIdx.x / 128, 128);
   }
 
-  // Reads the bits of this thread's rows, and lets x come into the L2 cache.
+  // Reads the bits of this thread's rows, and lets x, and a side that is not staged, come into the
+  // L2 cache.
   __device__ __forceinline__ void AskForColumns() {
+    constexpr int kOfBox = kBlocks * 8, kLines = T::kTileN / kOfBox;  // columns of 128 bytes
     const int l = threadIdx.x % 32;
 #pragma unroll
     for (int k = 0; k < kBits; k++) {
       const int row = origin_.row + l / 4 + k / 2 % kRowGroups * 64 + k % 2 * 8;
-      const int col = origin_.col + k / 2 / kRowGroups * 64;
+      const int col = origin_.col + k / 2 / kRowGroups * kOfBox;
       bits_[k] = row < params_.m && col < params_.n
-                     ? *(const uint64_t*)(layout_.bits + ((int64_t)row * params_.n + col) / 8)
+                     ? *(const Bits*)(layout_.bits + ((int64_t)row * params_.n + col) / 8)
                      : 0;
     }
-    constexpr int kLines = T::kTileN / 64;  // of 128 bytes
+    const bool side = !kStagesSide && params_.side;
     for (int k = threadIdx.x % 128; k < T::kRows * kLines; k += 128) {
-      const int row = FirstRow() + k / kLines, col = origin_.col + k % kLines * 64;
-      if (row < params_.m && col < params_.n)
-        PrefetchToL2((const E*)layout_.x + (int64_t)row * params_.n + col);
+      const int row = FirstRow() + k / kLines, col = origin_.col + k % kLines * kOfBox;
+      if (row >= params_.m || col >= params_.n) continue;
+      const int64_t at = (int64_t)row * params_.n + col;
+      PrefetchToL2((const E*)layout_.x + at);
+      if (side) PrefetchToL2((const E*)params_.side + at);
     }
   }
 
+  // The side of box `index` where it is not staged.
+  __device__ __forceinline__ void ReadSideOfColumns(int index, Pairs& side) const {
+    const int l = threadIdx.x % 32, col = origin_.col + index * kBlocks * 8 + l % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 2 * kRowGroups; i++) {
+      const int row = origin_.row + l / 4 + i / 2 * 64 + i % 2 * 8;
+      const E* const from = (const E*)params_.side + (int64_t)row * params_.n + col;
+#pragma unroll
+      for (int j = 0; j < kBlocks; j++)
+        side[i / 2][j][i % 2] = row < params_.m && col + j * 8 < params_.n
+                                    ? *(const Pair<E>*)(from + j * 8)
+                                    : Pair<E>{};
+    }
+  }
+
+  __device__ __forceinline__ bool SideIsStaged() const { return kStagesSide && params_.side; }
   __device__ __forceinline__ uint32_t BarrierOf(int buffer) const { return barriers_ + buffer * 8; }
   __device__ __forceinline__ unsigned char* BufferOf(int buffer) const {
     return buffers_ + buffer * kRowGroups * kNbytes;
@@ -829,8 +873,9 @@ class Boxes {
   TileOrigin origin_;
   RingPosition<(kCount < T::kBuffers ? kCount : T::kBuffers)> loaded_;
   int next_ = 0;
+  using Bits = std::conditional_t<sizeof(E) == 2, uint64_t, uint32_t>;  // of a row of a box
   static constexpr int kBits = kGradientSums ? kCount * kRowGroups * 2 : 1;
-  uint64_t bits_[kBits];  // of 64 columns: by box, row group and half
+  Bits bits_[kBits];  // by box, row group and half
 };
 
 // Calls f with the epilogue's function of an element of side and one of C, and with its code as a
