@@ -65,12 +65,13 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- dk and dv ----
 
-template <class E, int Size, bool Reads = false>
+template <class E, int Size, int Variant = 0>
 struct KeysTiling {
   static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kKeys = kConsumers * 64, kRows = kLarge ? 32 : 64;
-  static constexpr bool kOverlaps = !kTf32<E> && Size <= 64;  // a block's last product and the next
+  static constexpr bool kOverlaps =
+      !kTf32<E> && (Size <= 64 || Variant == 3);  // a block's last product and the next
   static constexpr int kStages = kLarge ? 1 : kOverlaps ? 3 : 2;
   static constexpr int kCopies = kTf32<E> ? kStages : 0;  // transposed
   static constexpr int kStagesK = !kTf32<E> && Size <= 64 ? 2 : 1;
@@ -88,7 +89,8 @@ struct KeysTiling {
   static constexpr int kSummedQ = kDy + kStages, kSummedDy = kSummedQ + kCopies;
   static constexpr int kPairs = kSummedDy + kCopies;
   static constexpr bool kReadsAhead = kOverlaps;
-  static constexpr bool kReads = Reads;  // k and v into registers
+  static constexpr bool kReads = Variant == 1 && Size <= 64;  // k and v into registers
+  static constexpr bool kShifts = Variant > 0;
 };
 
 // The tiles of keys of a block; the first keys of a head, which most rows see under a causal mask,
@@ -255,18 +257,29 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
         release_copies();
         continue;
       }
+      constexpr bool kBegins = T::kShifts && !kDrops;
+      const auto begin_at = [&](Sums<T::kRows>& d, const float* rows, float factor) {
+        const float* const from = rows + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; j++) {
+          const float2 v = *(const float2*)(from + j * 8);
+          d[j][0] = d[j][2] = v.x * factor, d[j][1] = d[j][3] = v.y * factor;
+        }
+      };
+      if constexpr (kBegins) begin_at(weights, lse, -1.f / scale);
       BeginProducts();
       if constexpr (T::kReads)
-        BeginProductAlong<E>(weights, of_k, q);
+        BeginProductAlong<E>(weights, of_k, q, kBegins);
       else
-        BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
+        BeginProduct<E, T::kSize, T::kKeys>(weights, k, q, kBegins);
       WaitForStage(barriers, T::kDy, at);
+      if constexpr (kBegins) begin_at(gradients, row_sums, -1.f);
       BeginProducts();
       if constexpr (T::kReads)
-        BeginProductAlong<E>(gradients, of_v, dy);
+        BeginProductAlong<E>(gradients, of_v, dy, kBegins);
       else
-        BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
-      OfRows<T::kRows, T::kReadsAhead> shifts(lse), of_dy(row_sums);
+        BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy, kBegins);
+      OfRows<T::kRows, T::kReadsAhead && !kBegins> shifts(lse), of_dy(row_sums);
       if constexpr (T::kOverlaps) {
         WaitForProducts<2>();
         if (unreleased >= 0) release_rows(unreleased);
@@ -280,6 +293,11 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       WaitForProducts<1>();
 #pragma unroll
       for (int j = 0; j < T::kRows / 8; j++) {
+        if constexpr (kBegins) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) weights[j][e] = ExpTwo(weights[j][e] * scale);
+          continue;
+        }
         const float2 shift = shifts.At(j);
 #pragma unroll
         for (int e = 0; e < 4; e++)
@@ -310,6 +328,11 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       BeginProduct<E>(dv, operand, dy + kToSummed);
 #pragma unroll
       for (int j = 0; j < T::kRows / 8; j++) {
+        if constexpr (kBegins) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) gradients[j][e] *= weights[j][e];
+          continue;
+        }
         const float2 sum = of_dy.At(j);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -376,13 +399,16 @@ __global__ __launch_bounds__(T::kThreads,
 
 // ---- dq ----
 
-template <class E, int Size, bool Reads = false>
+template <class E, int Size, int Variant = 0>
 struct RowsTiling {
   static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = kConsumers * 64, kKeys = 64;
-  static constexpr int kStages = kLarge ? 1 : kTf32<E> || Size <= 64 ? 3 : 2;
-  static constexpr int kCopies = kTf32<E> ? kStages : 0, kStagesQ = kTf32<E> ? 1 : 2;
+  static constexpr bool kReads =
+      kTf32<E> ? !kLarge : Variant == 1 || Variant == 3;  // q and dy into registers
+  static constexpr int kStages =
+      kLarge ? 1 : kTf32<E> || Size <= 64 ? 3 : kReads ? 4 : 2;
+  static constexpr int kCopies = kTf32<E> ? kStages : 0, kStagesQ = kTf32<E> || (kReads && Size > 64) ? 1 : 2;
   static constexpr int kTileQ = kRows * Size * (int)sizeof(E);
   static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
   static constexpr int kOfK = kStagesQ * 2 * kTileQ;  // in shared memory
@@ -392,8 +418,8 @@ struct RowsTiling {
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
   static constexpr int kQ = 0, kK = kStagesQ, kV = kK + kStages;  // pairs of barriers
   static constexpr int kSummedK = kV + kStages, kPairs = kSummedK + kCopies;
-  static constexpr bool kReads = kTf32<E> ? !kLarge : Reads;  // q and dy into registers
-  static constexpr bool kOverlaps = !kTf32<E> && Size <= 64;  // a block's last product and the next
+  static constexpr bool kOverlaps =
+      !kTf32<E> && (Size <= 64 || Variant >= 2);  // a block's last product and the next
 };
 
 struct RowsMaps {
@@ -586,11 +612,17 @@ __global__ __launch_bounds__(T::kThreads,
 
 // ---- launches ----
 
-template <class E, int kSize, bool kReadsK = false, bool kReadsQ = false>
+template <class E, int kVariant, class F>
+void WithSome(const FlashProblem& p, F&& run) {
+  if constexpr (kVariant == 0) return WithVariant<E>(p, run);
+  run(std::true_type(), std::false_type());
+}
+
+template <class E, int kSize, int kVariant = 0>
 void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& arrays,
                     DLStream stream) {
-  using OfKeys = KeysTiling<E, kSize, kReadsK>;
-  using OfRows = RowsTiling<E, kSize, kReadsQ>;
+  using OfKeys = KeysTiling<E, kSize, kVariant>;
+  using OfRows = RowsTiling<E, kSize, kVariant>;
   const int64_t samples = p.batch * p.heads, kv_samples = p.batch * p.kv_heads;
   const int64_t padded = CeilDiv(p.rows, kPadding) * kPadding;
   const int64_t row_tiles = CeilDiv(p.rows, OfRows::kRows);
@@ -623,7 +655,7 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
   constexpr int64_t kNbytes = (kTf32<E> ? 4 : 2) * sizeof(E);  // of q and dy, or of k and v
   params.grid = GridOf(key_tiles, kv_samples, p.causal, kNbytes * p.rows * p.size * group, 1,
                        multiprocessors);
-  WithVariant<E>(p, [&](auto causal, auto drops) {
+  WithSome<E, kVariant>(p, [&](auto causal, auto drops) {
     LaunchClusters(op, FlashKeysKernel<E, OfKeys, causal.value, drops.value>,
                    (unsigned)params.grid.blocks, 1, OfKeys::kThreads, OfKeys::kNbytes, true, stream,
                    of_keys, ResultOf<E>(op, p, KeysOf(p, p.of_k, arrays.dk)),
@@ -631,7 +663,7 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
   });
   params.grid =
       GridOf(row_tiles, samples, p.causal, kNbytes * p.columns * p.size, group, multiprocessors);
-  WithVariant<E>(p, [&](auto causal, auto drops) {
+  WithSome<E, kVariant>(p, [&](auto causal, auto drops) {
     LaunchClusters(op, FlashRowsKernel<E, OfRows, causal.value, drops.value>,
                    (unsigned)params.grid.blocks, 1, OfRows::kThreads, OfRows::kNbytes, true, stream,
                    of_rows, ResultOf<E>(op, p, RowsOf(p, p.of_q, arrays.dq)), params);
@@ -643,13 +675,17 @@ void RunOf(const char* op, const FlashProblem& problem, const FlashBackward& arr
            DLStream stream) {
   const char* variant = getenv("X_FLASH");
   const int number = variant ? atoi(variant) : 0;
-  if constexpr (!kTf32<E>) {
+  if constexpr (std::is_same_v<E, bfloat16>) {
     if (problem.size <= 64 && number == 1)
-      return LaunchBackward<E, 64, true, true>(op, problem, arrays, stream);
+      return LaunchBackward<E, 64, 1>(op, problem, arrays, stream);
     if (problem.size <= 64 && number == 2)
-      return LaunchBackward<E, 64, false, true>(op, problem, arrays, stream);
+      return LaunchBackward<E, 64, 2>(op, problem, arrays, stream);
+    if (problem.size > 64 && number == 1)
+      return LaunchBackward<E, 128, 1>(op, problem, arrays, stream);
     if (problem.size > 64 && number == 2)
-      return LaunchBackward<E, 128, false, true>(op, problem, arrays, stream);
+      return LaunchBackward<E, 128, 2>(op, problem, arrays, stream);
+    if (problem.size > 64 && number == 3)
+      return LaunchBackward<E, 128, 3>(op, problem, arrays, stream);
   }
   if (problem.size <= 64) return LaunchBackward<E, 64>(op, problem, arrays, stream);
   LaunchBackward<E, 128>(op, problem, arrays, stream);

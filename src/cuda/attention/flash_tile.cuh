@@ -235,15 +235,18 @@ using Sums = float[kColumns / 8][4];
 template <class E, int kColumns>
 using Operand = uint32_t[kColumns / kDepth<E>][4];
 
-// Begins d = a bᵀ over rows of kSize elements. `a` is where 64 rows begin of a tile of kRowsA.
+// Begins d = a bᵀ over rows of kSize elements, or d += that. `a` is where 64 rows begin of a tile of
+// kRowsA.
 template <class E, int kSize, int kRowsA, int kColumns>
-__device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4], uint32_t a, uint32_t b) {
+__device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4], uint32_t a, uint32_t b,
+                                             bool accumulate = false) {
   const uint64_t of_a = Descriptor(a, 16, 1024), of_b = Descriptor(b, 16, 1024);
 #pragma unroll
   for (int step = 0; step < kSize / kDepth<E>; step++) {
     const int box = step / 4, in_box = step % 4 * 32;
     MultiplyAdd<E, false, false>(d, Advanced(of_a, box * kRowsA * 128 + in_box),
-                                 Advanced(of_b, box * kColumns * 8 * 128 + in_box), step > 0);
+                                 Advanced(of_b, box * kColumns * 8 * 128 + in_box),
+                                 accumulate || step > 0);
   }
   CloseProducts();
 }
@@ -251,12 +254,14 @@ __device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4], uint32_t a
 // The same of `a` in registers.
 template <class E, int kSteps, int kColumns>
 __device__ __forceinline__ void BeginProductAlong(float (&d)[kColumns][4],
-                                                  const uint32_t (&a)[kSteps][4], uint32_t b) {
+                                                  const uint32_t (&a)[kSteps][4], uint32_t b,
+                                                  bool accumulate = false) {
   const uint64_t of_b = Descriptor(b, 16, 1024);
 #pragma unroll
   for (int step = 0; step < kSteps; step++)
     MultiplyAdd<E, false>(d, a[step],
-                          Advanced(of_b, step / 4 * kColumns * 8 * 128 + step % 4 * 32), step > 0);
+                          Advanced(of_b, step / 4 * kColumns * 8 * 128 + step % 4 * 32),
+                          accumulate || step > 0);
   CloseProducts();
 }
 

@@ -74,7 +74,8 @@ struct Params {
   float4* partial;     // of the parts of tiles
   unsigned* arrivals;  // zeros, by tile, block of the cluster and consumer
   void* c;
-  void* before;             // of C's shape: C before its activation, or null
+  void* before;             // of C's shape: C before its activation or, with `slope`, the
+  bool slope;               // derivative of that; or null
   const void *bias, *side;  // (n), and of C's shape; or null
   int activation, gradient;
   fast::Gate gate;  // of the activation or gradient, where it is one
@@ -519,6 +520,9 @@ __device__ __forceinline__ void WritePair(E* to, bool aligned, int valid, const 
 // are of 16 bits or their columns are asked about. Float32 has fewer buffers than boxes, so that
 // where both are asked for, `side` comes by way of the L2 cache instead.
 constexpr int kRowsOfBox = 16;
+struct PairOfBoth {
+  uint32_t c, other;
+};
 template <class E, class T, class Source>
 class Boxes {
  public:
@@ -612,6 +616,31 @@ class Boxes {
       }
     }
     StoreStaged(to, map, index);
+  }
+
+  // Stores box `index` of C and of `other`: make(i, j, half) gives a pair of each.
+  template <class Make>
+  __device__ __forceinline__ void StoreTwo(const CUtensorMap* map, const CUtensorMap* map_other,
+                                           int index, Make&& make) {
+    static_assert(T::kBuffers >= 2, "a buffer for each");
+    if (threadIdx.x % 32 == 0) WaitForStoresReads();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; j += 2) {
+        uint32_t x[4], other[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+          const PairOfBoth both = make(i, j + k / 2, k % 2);
+          x[k] = both.c, other[k] = both.other;
+        }
+        StageBlocks(BufferOf(0), i, j, x);
+        StageBlocks(BufferOf(1), i, j, other);
+      }
+    }
+    StoreStaged(BufferOf(0), map, index);
+    StoreStaged(BufferOf(1), map_other, index);
   }
 
   // Stores the moments of the columns of those boxes that are in the buffers, from `first` on. A
@@ -878,6 +907,20 @@ class Boxes {
   Bits bits_[kBits];  // by box, row group and half
 };
 
+// Functions of the epilogue that can give their derivative as well.
+struct GeluOfC {
+  __device__ __forceinline__ float operator()(float, float x) const { return fast::Gelu(x); }
+  __device__ __forceinline__ fast::WithSlope Both(float x) const { return fast::GeluBoth(x); }
+};
+struct GateOfC {
+  fast::Gate gate;
+  __device__ __forceinline__ float operator()(float, float x) const { return gate.Of(x); }
+  __device__ __forceinline__ fast::WithSlope Both(float x) const { return gate.Both(x); }
+};
+template <class F>
+constexpr bool kHasSlope = std::is_same_v<std::decay_t<F>, GeluOfC> ||
+                           std::is_same_v<std::decay_t<F>, GateOfC>;
+
 // Calls f with the epilogue's function of an element of side and one of C, and with its code as a
 // type, below 0 that of a gradient. All code is inlined, for a call would make the compiler wait
 // after each wgmma.
@@ -890,10 +933,10 @@ __device__ __forceinline__ void WithFunction(const Params& params, F&& f) {
     case 2:
       return f([](float, float x) { return fast::Logistic(x); }, Code<2>());
     case 5:
-      return f([](float, float x) { return fast::Gelu(x); }, Code<5>());
+      return f(GeluOfC{}, Code<5>());
     case 4:
     case 6:
-      return f([gate](float, float x) { return gate.Of(x); }, Code<6>());
+      return f(GateOfC{gate}, Code<6>());
   }
   switch (params.gradient) {
     case 1:
@@ -903,6 +946,8 @@ __device__ __forceinline__ void WithFunction(const Params& params, F&& f) {
     case 2:
     case 4:
       return f([gate](float side, float x) { return gate.Gradient(side, x); }, Code<-4>());
+    case 7:
+      return f([](float side, float x) { return side * x; }, Code<-7>());
   }
 }
 
@@ -949,6 +994,17 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
                               f(ElementOf<1, E>(side), v[2 * half + 1]));
       };
       if constexpr (kInPieces) {
+        if constexpr (kBefore && kHasSlope<F> && T::kBuffers >= 2)
+          if (params.slope) {
+            boxes.StoreTwo(map_c, map_other, first + box, [&](int i, int j, int half) {
+              const float(&v)[4] = d[i][box * kBlocks + j];
+              const fast::WithSlope left = function.Both(v[2 * half]),
+                                    right = function.Both(v[2 * half + 1]);
+              return PairOfBoth{RoundedPair<E>(left.value, right.value),
+                                RoundedPair<E>(left.slope, right.slope)};
+            });
+            continue;
+          }
         if (kBefore && params.before)
           boxes.template StorePieces<false>(
               map_other, first + box, [&](int i, int j, int half, uint32_t side) {
@@ -1126,11 +1182,13 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
         const auto write = [&](void* to, float a, float b) {
           WritePair((E*)to + at, params.aligned, valid, RoundedPair<E>(a, b));
         };
-        if (params.before) write(params.before, x, y);
+        if (params.before && !params.slope) write(params.before, x, y);
         Pair<E> side = {};
         if (params.side) side = ReadPair((const E*)params.side + at, params.aligned, valid);
         if constexpr (kHasEpilogue)
           WithFunction(params, [&](auto&& function, auto) {
+            if constexpr (kHasSlope<decltype(function)>)
+              if (params.slope) write(params.before, function.Both(x).slope, function.Both(y).slope);
             x = function(ElementOf<0, E>(side), x), y = function(ElementOf<1, E>(side), y);
           });
         write(params.c, x, y);
