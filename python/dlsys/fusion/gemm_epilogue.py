@@ -17,7 +17,8 @@ import numpy as np
 from ..graph.lines import attributed_to
 from ..graph.node import Node
 from ..graph.spec import normalize_axes
-from ..ops.elementwise import add_op, mul_op, oneslike_op
+from ..ops.elementwise import add_op, mul_op
+from ..ops.leaf import oneslike_op
 from ..ops.matmul import matmul_op, rung_attribute
 from ..ops.movement import reshape_op
 from ..ops.reduce import sum_op
@@ -171,7 +172,7 @@ def _gradients_of(graph: Graph, x: Node, applied: Node) -> list[Node]:
         for user in found
     )
     of_input = kernel in GRADIENTS and not graph.is_fetched(x)
-    return found if alone and of_input and graph.users[x].count(applied) == 1 else []
+    return found if alone and of_input else []
 
 
 def _with_slope(

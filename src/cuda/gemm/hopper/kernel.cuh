@@ -1008,7 +1008,11 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
         if (kBefore && params.before)
           boxes.template StorePieces<false>(
               map_other, first + box, [&](int i, int j, int half, uint32_t side) {
-                return pair_of(i, j, half, side, [](float, float v) { return v; });
+                return pair_of(i, j, half, side, [&](float, float v) {
+                  if constexpr (kHasSlope<F> && T::kBuffers < 2)
+                    if (params.slope) return function.Both(v).slope;
+                  return v;
+                });
               });
         boxes.template StorePieces<kSide>(map_c, first + box,
                                           [&](int i, int j, int half, uint32_t side) {
