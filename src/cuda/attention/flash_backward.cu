@@ -91,6 +91,7 @@ struct KeysTiling {
   static constexpr bool kReadsAhead = kOverlaps;
   static constexpr bool kReads = Variant == 1 && Size <= 64;  // k and v into registers
   static constexpr bool kShifts = Variant > 0;
+  static constexpr bool kAhead = Variant >= 3 && Size <= 64;
 };
 
 // The tiles of keys of a block; the first keys of a head, which most rows see under a causal mask,
@@ -371,6 +372,183 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
   if (thread == 0) WaitForStores();
 }
 
+// A block of rows that a tile of keys meets, and where it is in the ring.
+template <class T>
+struct RowBlock {
+  RingPosition<T::kStages> at;
+  int row, sample;
+};
+
+// As above, with the scores of the next block begun before those of this one are used, so that
+// exponentials are computed while the tensor cores multiply.
+template <class E, class T, bool kCausal, bool kDrops>
+__device__ __forceinline__ void ConsumeForKeysAhead(const Result<E>* to_dk, const Result<E>* to_dv,
+                                                    const Params& params, unsigned char* shared,
+                                                    uint32_t barriers) {
+  static_assert(T::kStages >= 3, "the block before, this one and the next");
+  const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const uint32_t memory = SharedAddress(shared);
+  const uint32_t staging = memory + T::kStaging + consumer * T::kTileK;
+  const float scale = params.scale * kLog2E;
+  RingPosition<T::kStages> at;  // of the block whose scores begin next
+  RingPosition<T::kStagesK> at_k;
+  [[maybe_unused]] std::conditional_t<kDrops, Drawn, const Params&> drawn(params);
+  KeyTiles<T, kCausal> tiles(params);
+  for (Tile tile; tiles.Next(tile); at_k.Advance()) {
+    const int first = tile.row + consumer * 64;  // of this warpgroup's keys
+    const int key = first + thread / 32 * 16 + l / 4;
+    const uint32_t k = memory + at_k.stage * 2 * T::kTileK + consumer * 64 * 128;
+    const uint32_t v = k + T::kTileK;
+    Sums<T::kSize> dk, dv;
+    SetZero(dk);
+    SetZero(dv);
+    WaitForStage(barriers, T::kK, at_k);
+    int left = (tile.end - tile.begin) * (int)params.group.value;
+    int block = tile.begin, sample = tile.sample * (int)params.group.value;
+    const auto release_rows = [&](int stage) {
+      ReleaseStage(barriers, T::kQ, stage);
+      ReleaseStage(barriers, T::kDy, stage);
+    };
+    // Goes on to the next block some rows of which see these keys; false behind the last one.
+    int unreleased = -1;  // the stage of rows that a product still reads
+    const auto next = [&](RowBlock<T>& to) {
+      while (left > 0) {
+        to = {at, block * T::kRows, sample};
+        left--, at.Advance();
+        if (++block == tile.end) block = tile.begin, sample++;
+        if (!kCausal || to.row + T::kRows > first) return true;
+        WaitForProducts<0>();  // what comes next may take the stage of the block before
+        if (unreleased >= 0) release_rows(unreleased);
+        unreleased = -1;
+        WaitForStage(barriers, T::kQ, to.at);
+        WaitForStage(barriers, T::kDy, to.at);
+        release_rows(to.at.stage);
+      }
+      return false;
+    };
+    const auto of_rows = [&](int stage) {
+      return (const float*)(shared + T::kOfLse) + stage * 2 * T::kRows + thread % 4 * 2;
+    };
+    const auto begin_at = [&](Sums<T::kRows>& d, const float* from, float factor) {
+#pragma unroll
+      for (int j = 0; j < T::kRows / 8; j++) {
+        const float2 x = *(const float2*)(from + j * 8);
+        d[j][0] = d[j][2] = x.x * factor, d[j][1] = d[j][3] = x.y * factor;
+      }
+    };
+    const auto begin_scores = [&](const RowBlock<T>& of, Sums<T::kRows>& weights) {
+      WaitForStage(barriers, T::kQ, of.at);
+      if constexpr (!kDrops) begin_at(weights, of_rows(of.at.stage), -1.f / scale);
+      BeginProducts();
+      BeginProduct<E, T::kSize, T::kKeys>(weights, k, memory + T::kOfQ + of.at.stage * T::kTileQ,
+                                          !kDrops);
+    };
+    Operand<E, T::kRows> operand, of_scores;
+    Sums<T::kRows> gradients;
+    const auto finish = [&](const RowBlock<T>& of, Sums<T::kRows>& weights,
+                            const RowBlock<T>& ahead, Sums<T::kRows>& weights_ahead, auto more) {
+      constexpr int kMore = decltype(more)::value;
+      const uint32_t q = memory + T::kOfQ + of.at.stage * T::kTileQ;
+      const uint32_t dy = memory + T::kOfDy + of.at.stage * T::kTileQ;
+      const float* const lse = of_rows(of.at.stage);
+      WaitForStage(barriers, T::kDy, of.at);
+      if constexpr (!kDrops) begin_at(gradients, lse + T::kRows, -1.f);
+      BeginProducts();
+      BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy, !kDrops);
+      if constexpr (kMore) begin_scores(ahead, weights_ahead);
+      [[maybe_unused]] const auto kept = [&] {
+        if constexpr (kDrops)
+          return KeptOfKeys(drawn, of.sample, of.row, key);
+        else
+          return 0;
+      }();
+      WaitForProducts<2 + kMore>();  // the scores are there, and dv is of the block before
+#pragma unroll
+      for (int j = 0; j < T::kRows / 8; j++) {
+        float2 shift{};
+        if constexpr (kDrops) shift = *(const float2*)(lse + j * 8);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          weights[j][e] = ExpTwo(weights[j][e] * scale - (e % 2 ? shift.y : shift.x));
+      }
+      if (kCausal && of.row < first + 63) {
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; j++) {
+#pragma unroll
+          for (int e = 0; e < 4; e++)
+            if (key + e / 2 * 8 > of.row + j * 8 + l % 4 * 2 + e % 2) weights[j][e] = 0.f;
+        }
+      }
+      if constexpr (kDrops) {
+        Sums<T::kRows> stay;
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; j++) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) stay[j][e] = kept.At(j, e) ? weights[j][e] : 0.f;
+        }
+        Round<E, true>(stay, operand);
+      } else {
+        Round<E, true>(weights, operand);
+      }
+      BeginProducts();
+      BeginProduct<E>(dv, operand, dy);
+      WaitForProducts<1 + kMore>();  // the gradients are there, and dk is of the block before
+      if (unreleased >= 0) release_rows(unreleased);
+      unreleased = of.at.stage;
+#pragma unroll
+      for (int j = 0; j < T::kRows / 8; j++) {
+        float2 sum{};
+        if constexpr (kDrops) sum = *(const float2*)(lse + T::kRows + j * 8);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          if constexpr (kDrops)
+            gradients[j][e] = kept.At(j, e) ? gradients[j][e] * params.dropout.keep : 0.f;
+          gradients[j][e] = weights[j][e] * (gradients[j][e] - (e % 2 ? sum.y : sum.x));
+        }
+      }
+      Round<E, false>(gradients, of_scores);
+      BeginProducts();
+      BeginProduct<E>(dk, of_scores, q);
+    };
+    constexpr std::integral_constant<int, 1> kMore;
+    constexpr std::integral_constant<int, 0> kLast;
+    Sums<T::kRows> even, odd;
+    RowBlock<T> here, there;
+    if (next(here)) {
+      begin_scores(here, even);
+      CloseProducts();  // those of a block before, of which there is none
+      CloseProducts();
+      while (true) {
+        if (!next(there)) {
+          finish(here, even, there, odd, kLast);
+          break;
+        }
+        finish(here, even, there, odd, kMore);
+        if (!next(here)) {
+          finish(there, odd, here, even, kLast);
+          break;
+        }
+        finish(there, odd, here, even, kMore);
+      }
+    }
+    WaitForProducts<0>();
+    if (unreleased >= 0) release_rows(unreleased);
+    ReleaseStage(barriers, T::kK, at_k.stage);
+#pragma unroll
+    for (int j = 0; j < T::kSize / 8; j++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        dk[j][e] *= params.scale;
+        if constexpr (kDrops) dv[j][e] *= params.dropout.keep;
+      }
+    }
+    const Head head(tile.sample, params.kv_heads);
+    StoreRows<E>(dk, to_dk, staging, first, head, 1 + consumer);
+    StoreRows<E>(dv, to_dv, staging + T::kTileK / 2, first, head, 1 + consumer);
+  }
+  if (thread == 0) WaitForStores();
+}
+
 template <class E, class T, bool kCausal, bool kDrops>
 __global__ __launch_bounds__(T::kThreads,
                              1) void FlashKeysKernel(const __grid_constant__ KeysMaps maps,
@@ -391,7 +569,10 @@ __global__ __launch_bounds__(T::kThreads,
       ProduceForKeys<E, T, kCausal>(maps, params, SharedAddress(shared), barriers);
   } else {
     RaiseRegisters<240>();
-    ConsumeForKeys<E, T, kCausal, kDrops>(&to_dk, &to_dv, params, shared, barriers);
+    if constexpr (T::kAhead)
+      ConsumeForKeysAhead<E, T, kCausal, kDrops>(&to_dk, &to_dv, params, shared, barriers);
+    else
+      ConsumeForKeys<E, T, kCausal, kDrops>(&to_dk, &to_dv, params, shared, barriers);
   }
   TriggerProgrammaticLaunch();
 #endif
@@ -404,11 +585,11 @@ struct RowsTiling {
   static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = kConsumers * 64, kKeys = 64;
-  static constexpr bool kReads =
-      kTf32<E> ? !kLarge : Variant == 1 || Variant == 3;  // q and dy into registers
-  static constexpr int kStages =
-      kLarge ? 1 : kTf32<E> || Size <= 64 ? 3 : kReads ? 4 : 2;
-  static constexpr int kCopies = kTf32<E> ? kStages : 0, kStagesQ = kTf32<E> || (kReads && Size > 64) ? 1 : 2;
+  static constexpr bool kAhead = Variant >= 3;
+  static constexpr bool kReads = kTf32<E> ? !kLarge : Variant == 1;  // q and dy into registers
+  static constexpr bool kOne = Size > 64 && (kReads || kAhead);
+  static constexpr int kStages = kLarge ? 1 : kTf32<E> || Size <= 64 ? 3 : kOne ? 4 : 2;
+  static constexpr int kCopies = kTf32<E> ? kStages : 0, kStagesQ = kTf32<E> || kOne ? 1 : 2;
   static constexpr int kTileQ = kRows * Size * (int)sizeof(E);
   static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
   static constexpr int kOfK = kStagesQ * 2 * kTileQ;  // in shared memory
@@ -585,6 +766,124 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
   if (thread == 0) WaitForStores();
 }
 
+// As above, with the scores of the next block, and their gradients, begun before those of this one
+// are used.
+template <class E, class T, bool kCausal, bool kDrops>
+__device__ __forceinline__ void ConsumeForRowsAhead(const Result<E>* to_dq, const Params& params,
+                                                    const unsigned char* shared,
+                                                    uint32_t barriers) {
+  static_assert(T::kStages >= 3, "the block before, this one and the next");
+  const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
+  const uint32_t memory = SharedAddress(shared);
+  const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
+  const float scale = params.scale * kLog2E;
+  RingPosition<T::kStages> at;
+  RingPosition<T::kStagesQ> at_q;
+  [[maybe_unused]] std::conditional_t<kDrops, Drawn, const Params&> drawn(params);
+  RowTiles<T, kCausal> tiles(params);
+  for (Tile tile; tiles.Next(tile); at_q.Advance()) {
+    const int first = tile.row + consumer * 64, row = first + thread / 32 * 16 + l / 4;
+    const int64_t of_row = (int64_t)tile.sample * params.padded + row;
+    const float lse[2] = {params.lse[of_row], params.lse[of_row + 8]};
+    const float sums[2] = {params.row_sums[of_row], params.row_sums[of_row + 8]};
+    const uint32_t q = memory + at_q.stage * 2 * T::kTileQ + consumer * 64 * 128;
+    const uint32_t dy = q + T::kTileQ;
+    // The blocks of which some row of this warpgroup sees a key.
+    const int seen = kCausal ? min(tile.end, (first + 63) / T::kKeys + 1) : tile.end;
+    struct Scores {
+      Sums<T::kKeys> weights, gradients;
+    };
+    Scores even, odd;
+    Operand<E, T::kKeys> operand;
+    Sums<T::kSize> dq;
+    SetZero(dq);
+    WaitForStage(barriers, T::kQ, at_q);
+    RingPosition<T::kStages> ahead = at;
+    const auto begin = [&](Scores& scores) {
+      WaitForStage(barriers, T::kK, ahead);
+      BeginProducts();
+      BeginProduct<E, T::kSize, T::kRows>(scores.weights, q,
+                                          memory + T::kOfK + ahead.stage * T::kTileK);
+      WaitForStage(barriers, T::kV, ahead);
+      BeginProducts();
+      BeginProduct<E, T::kSize, T::kRows>(scores.gradients, dy,
+                                          memory + T::kOfV + ahead.stage * T::kTileK);
+      ahead.Advance();
+    };
+    int unreleased = -1, block = 0;  // the stage of keys that a product still reads
+    const auto release_keys = [&] {
+      if (unreleased >= 0) ReleaseStage(barriers, T::kK, unreleased);
+      unreleased = -1;
+    };
+    const auto finish = [&](Scores& scores, Scores& next, auto more) {
+      constexpr int kMore = decltype(more)::value;
+      auto& [weights, gradients] = scores;
+      const int column = block * T::kKeys;
+      if constexpr (kMore) begin(next);
+      [[maybe_unused]] const auto kept = [&] {
+        if constexpr (kDrops)
+          return KeptOfRows<T::kKeys / 8>(drawn, tile.sample, row, column);
+        else
+          return 0;
+      }();
+      WaitForProducts<2 * kMore>();
+      release_keys();
+      ReleaseStage(barriers, T::kV, at.stage);
+#pragma unroll
+      for (int j = 0; j < T::kKeys / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) weights[j][e] = ExpTwo(weights[j][e] * scale - lse[e / 2]);
+      }
+      if (column + T::kKeys > params.columns || (kCausal && column + T::kKeys > first))
+        Hide<kCausal>(weights, row, column + l % 4 * 2, params.columns, 0.f);
+#pragma unroll
+      for (int j = 0; j < T::kKeys / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          if constexpr (kDrops)
+            gradients[j][e] = kept.At(j, e) ? gradients[j][e] * params.dropout.keep : 0.f;
+          gradients[j][e] = weights[j][e] * (gradients[j][e] - sums[e / 2]);
+        }
+      }
+      Round<E, false>(gradients, operand);
+      BeginProducts();
+      BeginProduct<E>(dq, operand, memory + T::kOfK + at.stage * T::kTileK);
+      unreleased = at.stage, block++, at.Advance();
+    };
+    constexpr std::integral_constant<int, 1> kMore;
+    constexpr std::integral_constant<int, 0> kLast;
+    if (seen > 0) {
+      begin(even);
+      while (block + 2 < seen) {
+        finish(even, odd, kMore);
+        finish(odd, even, kMore);
+      }
+      if (block + 1 < seen) {
+        finish(even, odd, kMore);
+        finish(odd, even, kLast);
+      } else {
+        finish(even, odd, kLast);
+      }
+    }
+    WaitForProducts<0>();
+    release_keys();
+    for (; block < tile.end; block++, at.Advance()) {
+      WaitForStage(barriers, T::kK, at);
+      ReleaseStage(barriers, T::kK, at.stage);
+      WaitForStage(barriers, T::kV, at);
+      ReleaseStage(barriers, T::kV, at.stage);
+    }
+    ReleaseStage(barriers, T::kQ, at_q.stage);
+#pragma unroll
+    for (int j = 0; j < T::kSize / 8; j++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) dq[j][e] *= params.scale;
+    }
+    StoreRows<E>(dq, to_dq, staging, first, Head(tile.sample, params.heads), 1 + consumer);
+  }
+  if (thread == 0) WaitForStores();
+}
+
 template <class E, class T, bool kCausal, bool kDrops>
 __global__ __launch_bounds__(T::kThreads,
                              1) void FlashRowsKernel(const __grid_constant__ RowsMaps maps,
@@ -604,7 +903,10 @@ __global__ __launch_bounds__(T::kThreads,
       ProduceForRows<E, T, kCausal>(maps, params, SharedAddress(shared), barriers);
   } else {
     RaiseRegisters<240>();
-    ConsumeForRows<E, T, kCausal, kDrops>(&to_dq, params, shared, barriers);
+    if constexpr (T::kAhead)
+      ConsumeForRowsAhead<E, T, kCausal, kDrops>(&to_dq, params, shared, barriers);
+    else
+      ConsumeForRows<E, T, kCausal, kDrops>(&to_dq, params, shared, barriers);
   }
   TriggerProgrammaticLaunch();
 #endif
@@ -680,6 +982,8 @@ void RunOf(const char* op, const FlashProblem& problem, const FlashBackward& arr
       return LaunchBackward<E, 64, 1>(op, problem, arrays, stream);
     if (problem.size <= 64 && number == 2)
       return LaunchBackward<E, 64, 2>(op, problem, arrays, stream);
+    if (problem.size <= 64 && number == 3)
+      return LaunchBackward<E, 64, 3>(op, problem, arrays, stream);
     if (problem.size > 64 && number == 1)
       return LaunchBackward<E, 128, 1>(op, problem, arrays, stream);
     if (problem.size > 64 && number == 2)
