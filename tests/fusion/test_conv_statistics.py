@@ -200,9 +200,7 @@ def bottleneck() -> tuple[Node, list[Node]]:
 
 @require(gpu(0))
 class Network(unittest.TestCase):
-    def values(
-        self, names: Sequence[str], precision: str = "bf16"
-    ) -> tuple[list[Array], Counter]:
+    def values(self, names: Sequence[str], precision: str = "bf16") -> tuple[list[Array], Counter]:
         """The loss and its gradients without these fusions, and the kernels."""
         x, fetches = bottleneck()
         image = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)

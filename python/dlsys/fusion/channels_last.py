@@ -134,7 +134,8 @@ class _Layout:
         moved_first = sum(
             node.spec.size
             for node, back in self.replaced.items()
-            if back.op is transpose_op and any(self._reads_first(u) for u, _ in self._graph.readers(node))
+            if back.op is transpose_op
+            and any(self._reads_first(u) for u, _ in self._graph.readers(node))
         )
         moved = self._moved_last + moved_first
         return self._of_16_bits or moved <= _MOST_MOVED * self._convolved

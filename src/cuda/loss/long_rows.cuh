@@ -2,9 +2,9 @@
 // both: each row is read from memory once and its gradient is written once.
 //
 // A block takes a row as vectors of 16 bytes, each of which one thread has for all three passes:
-// its maximum, its sum of exp(x - max), and, once all threads have met, the gradient. Vectors wait
-// in shared memory, those that do not fit are read again; all of the next row's are on their way
-// meanwhile, to a place of their own. Few vectors a thread stay in registers. Vectors that a row shares with its neighbors are read and written by elements. Statistics
+// the maximum, the sum of exp(x - max), the gradient. Vectors wait in shared memory, those that do
+// not fit are read again; all of the next row's are on their way meanwhile, to a place of their
+// own. Vectors that a row shares with its neighbors are read and written by elements. Statistics
 // are float32. The gradient may overwrite the logits. Memory bandwidth limits it, of 16 bits nearly
 // as much the two exponentials an element.
 #pragma once
@@ -18,7 +18,6 @@ namespace cuda {
 constexpr int kLongRowThreads = 1024;  // of a multiprocessor, in one block, or in two
 constexpr int64_t kWideRow = 2048;     // vectors from which on a row has all of them
 constexpr int64_t kLongRowClasses = 4096;
-constexpr int kHeldOfWide = 7, kHeld = 4;  // vectors that fit a thread's registers
 
 // exp(x) for x <= 0, of 16-bit floats to about 2^-22.
 template <class T>
@@ -128,64 +127,35 @@ __device__ __forceinline__ Vector<T> LoadVector(const LongRow<T>& row, const Vec
   return j < resident ? Vector<T>::From(slots + j) : row.Read(j);
 }
 
-// The vectors of a row that this thread has: kHolds at most, in registers, or, where that is 0, any
-// number, read again each time.
-template <int kThreads, int kHolds, class T>
-class OwnVectors {
- public:
-  __device__ __forceinline__ OwnVectors(const LongRow<T>& row, const Vector<T>* slots, int resident)
-      : row_(row), slots_(slots), resident_(resident) {
+// Over all threads of the block: the maximum of a row, and the sum of exp(x - max).
+template <int kThreads, class T>
+__device__ __forceinline__ float LargestOf(const LongRow<T>& row, const Vector<T>* slots,
+                                           int resident) {
+  float largest = -INFINITY;
+#pragma unroll 4
+  for (int j = threadIdx.x; j < row.count(); j += kThreads) {
+    const Vector<T> v = LoadVector(row, slots, resident, j);
 #pragma unroll
-    for (int k = 0; k < kHolds; k++) {
-      const int j = threadIdx.x + k * kThreads;
-      if (j < row.count()) held_[k] = LoadVector(row, slots, resident, j);
-    }
+    for (int e = 0; e < LongRow<T>::kCount; e++) largest = fmaxf(largest, (float)v.x[e]);
   }
-  // Calls f(j, vector j).
-  template <class F>
-  __device__ __forceinline__ void ForEach(const F& f) const {
-    if constexpr (kHolds > 0) {
-#pragma unroll
-      for (int k = 0; k < kHolds; k++) {
-        const int j = threadIdx.x + k * kThreads;
-        if (j < row_.count()) f(j, held_[k]);
-      }
-    } else {
+  return GroupReduce<MaxMonoid, kThreads>(largest);
+}
+template <int kThreads, class T>
+__device__ __forceinline__ float SumOfExp(const LongRow<T>& row, const Vector<T>* slots,
+                                          int resident, float largest) {
+  float sums[2] = {};
 #pragma unroll 2
-      for (int j = threadIdx.x; j < row_.count(); j += kThreads)
-        f(j, LoadVector(row_, slots_, resident_, j));
-    }
-  }
-  __device__ __forceinline__ float Largest() const {
-    float largest = -INFINITY;
-    ForEach([&](int, const Vector<T>& v) {
+  for (int j = threadIdx.x; j < row.count(); j += kThreads) {
+    const Vector<T> v = LoadVector(row, slots, resident, j);
 #pragma unroll
-      for (int e = 0; e < LongRow<T>::kCount; e++) largest = fmaxf(largest, (float)v.x[e]);
-    });
-    return largest;
+    for (int e = 0; e < LongRow<T>::kCount; e++) sums[e % 2] += ExpOf<T>((float)v.x[e] - largest);
   }
-  // Σ exp(x - largest), 0 where there are no numbers.
-  __device__ __forceinline__ float SumOfExp(float largest) const {
-    const float shift = largest == -INFINITY ? 0.f : largest;
-    float sums[2] = {};
-    ForEach([&](int, const Vector<T>& v) {
-#pragma unroll
-      for (int e = 0; e < LongRow<T>::kCount; e++)
-        sums[e % 2] += ExpOf<T>((float)v.x[e] - shift);
-    });
-    return sums[0] + sums[1];
-  }
-
- private:
-  const LongRow<T>& row_;
-  const Vector<T>* slots_;
-  const int resident_;
-  Vector<T> held_[kHolds > 0 ? kHolds : 1];
-};
+  return GroupReduce<SumMonoid, kThreads>(sums[0] + sums[1]);
+}
 
 // Goes along every gridDim.x-th row of x (rows, classes); dx lies as x does within 16 bytes.
-// `resident` vectors of each of two rows fit shared memory, kHolds those of a thread its registers.
-template <int kThreads, int kHolds, class T, class Use>
+// `resident` vectors of each of two rows fit shared memory.
+template <int kThreads, class T, class Use>
 __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const T* x,
                                             const Labels& labels, T* dx, int resident, Use& use) {
   constexpr int kCount = Vector<T>::kCount;
@@ -207,33 +177,30 @@ __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const
     const bool valid = label >= 0 && label < classes;
     const int label_vector = valid ? row.VectorOf(label) : -1, label_at = row.ElementOf(label);
     WaitForCopies<1>();
-    const OwnVectors<kThreads, kHolds, T> own(row, slots, resident);
-    const float own_largest = own.Largest(), own_sum = own.SumOfExp(own_largest);
-    const float largest = GroupReduce<MaxMonoid, kThreads>(own_largest);
+    const float largest = LargestOf<kThreads>(row, slots, resident);
     // Read before the barriers behind which the gradient may overwrite it.
     float logit = NAN;
     if (valid && threadIdx.x == 0)
       logit = label_vector < resident ? slots[label_vector].x[label_at] : x[r * classes + label];
-    const float sum =
-        GroupReduce<SumMonoid, kThreads>(own_sum * ExpOf<T>(own_largest - largest));
+    const float sum = SumOfExp<kThreads>(row, slots, resident, largest);
     if (threadIdx.x == 0) {
       use.Take(r, logf(sum) - (logit - largest));
       if (!valid) labels.faults.OutOfRange(label, r, classes);
     }
     const float share = 1.f / sum, dy = valid ? use.Dy(r) : NAN, factor = share * dy;
     const LongRow<T> to(dx, r, rows, classes);
-    if constexpr (Use::kGradient)
-      own.ForEach([&](int j, const Vector<T>& v) {
-        Vector<T> d;
+    for (int j = threadIdx.x; Use::kGradient && j < row.count(); j += kThreads) {
+      const Vector<T> v = LoadVector(row, slots, resident, j);
+      Vector<T> d;
 #pragma unroll
-        for (int e = 0; e < kCount; e++) d.x[e] = T(ExpOf<T>((float)v.x[e] - largest) * factor);
-        if (j == label_vector) {
+      for (int e = 0; e < kCount; e++) d.x[e] = T(ExpOf<T>((float)v.x[e] - largest) * factor);
+      if (j == label_vector) {
 #pragma unroll
-          for (int e = 0; e < kCount; e++)
-            if (e == label_at) d.x[e] = T((ExpOf<T>((float)v.x[e] - largest) * share - 1.f) * dy);
-        }
-        to.Write(j, d);
-      });
+        for (int e = 0; e < kCount; e++)
+          if (e == label_at) d.x[e] = T((ExpOf<T>((float)v.x[e] - largest) * share - 1.f) * dy);
+      }
+      to.Write(j, d);
+    }
     row = next, label = next_label;
     Vector<T>* const done = slots;
     slots = others, others = done;
@@ -241,23 +208,23 @@ __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const
 }
 
 // loss[0] = `scale` times the sum of the losses of the rows, dx (rows, classes) = their gradients.
-template <int kThreads, int kHolds, class T>
+template <int kThreads, class T>
 __global__ void __launch_bounds__(kThreads, kLongRowThreads / kThreads)
     FusedLongRowsKernel(int64_t rows, int64_t classes, const T* x, SparseLabels labels, T* dx,
                         int resident, GridReduction reduction, float scale, Output loss) {
   GridDependencySynchronize();
   const unsigned arrival = Arrive(reduction);
   SummedLosses losses{labels.dy, 0.f};
-  GoAlongRows<kThreads, kHolds>(rows, classes, x, labels.of, dx, resident, losses);
+  GoAlongRows<kThreads>(rows, classes, x, labels.of, dx, resident, losses);
   TriggerProgrammaticLaunch();
   FinishGridSum<kThreads>(losses.sum, arrival, reduction, scale, loss);
 }
 
-template <int kThreads, int kHolds, class T, class Use>
+template <int kThreads, class T, class Use>
 __global__ void __launch_bounds__(kThreads, kLongRowThreads / kThreads)
     LongRowsKernel(int64_t rows, int64_t classes, const T* x, Labels labels, T* dx, int resident,
                    Use use) {
-  GoAlongRows<kThreads, kHolds>(rows, classes, x, labels, dx, resident, use);
+  GoAlongRows<kThreads>(rows, classes, x, labels, dx, resident, use);
 }
 
 template <class T>
@@ -271,14 +238,12 @@ struct LongRowsGrid {
   unsigned blocks;
   int resident;
   bool wide;  // a block takes a multiprocessor
-  bool held;  // a thread's vectors fit its registers
   size_t SharedNbytes() const { return (size_t)resident * 2 * 16; }
 
   LongRowsGrid(int device, int64_t rows, int64_t classes, int vector) {
     constexpr int64_t kStatic = 2048;  // that the system and the kernel's own arrays take
     const int64_t most = CeilDiv(classes, vector) + 1;
     wide = most > kWideRow;
-    held = most <= (wide ? kHeldOfWide * kLongRowThreads : kHeld * kLongRowThreads / 2);
     const int on_each = wide ? 1 : 2;
     const int64_t fits = ((int64_t)SharedLimit(device) / on_each - kStatic) / (2 * 16);
     resident = (int)(most < fits ? most : fits);
@@ -287,16 +252,11 @@ struct LongRowsGrid {
     if (rows < count) count = rows ? rows : 1;
     blocks = (unsigned)count;
   }
-  // Calls run with the threads of a block, and the vectors that one holds, as types.
+  // Calls run with the threads of a block as a type.
   template <class Run>
   void WithThreads(const Run& run) const {
-    const auto with = [&](auto threads, auto most) {
-      held ? run(threads, most) : run(threads, std::integral_constant<int, 0>());
-    };
-    wide ? with(std::integral_constant<int, kLongRowThreads>(),
-                std::integral_constant<int, kHeldOfWide>())
-         : with(std::integral_constant<int, kLongRowThreads / 2>(),
-                std::integral_constant<int, kHeld>());
+    wide ? run(std::integral_constant<int, kLongRowThreads>())
+         : run(std::integral_constant<int, kLongRowThreads / 2>());
   }
 };
 
@@ -305,9 +265,9 @@ void RunFusedLongRows(const char* op, int device, const T* x, int64_t rows, int6
                       const SparseLabels& labels, T* dx, const GridReduction& reduction,
                       float scale, Output loss, DLStream stream) {
   const LongRowsGrid grid(device, rows, classes, Vector<T>::kCount);
-  grid.WithThreads([&](auto threads, auto holds) {
-    constexpr int kThreads = decltype(threads)::value, kHolds = decltype(holds)::value;
-    LaunchClusters(op, FusedLongRowsKernel<kThreads, kHolds, T>, grid.blocks, 1, kThreads,
+  grid.WithThreads([&](auto threads) {
+    constexpr int kThreads = decltype(threads)::value;
+    LaunchClusters(op, FusedLongRowsKernel<kThreads, T>, grid.blocks, 1, kThreads,
                    grid.SharedNbytes(), ComputeMajor(device) >= 9, stream, rows, classes, x, labels,
                    dx, grid.resident, reduction, scale, loss);
   });
@@ -317,10 +277,10 @@ template <class T, class Use>
 void RunLongRows(const char* op, int device, const T* x, const Rows& rows, const Labels& labels,
                  T* dx, const Use& use, DLStream stream) {
   const LongRowsGrid grid(device, rows.count, rows.classes, Vector<T>::kCount);
-  grid.WithThreads([&](auto threads, auto holds) {
-    constexpr int kThreads = decltype(threads)::value, kHolds = decltype(holds)::value;
-    AllowShared(op, (const void*)LongRowsKernel<kThreads, kHolds, T, Use>, grid.SharedNbytes());
-    Launch(op, LongRowsKernel<kThreads, kHolds, T, Use>, grid.blocks, kThreads, grid.SharedNbytes(), stream,
+  grid.WithThreads([&](auto threads) {
+    constexpr int kThreads = decltype(threads)::value;
+    AllowShared(op, (const void*)LongRowsKernel<kThreads, T, Use>, grid.SharedNbytes());
+    Launch(op, LongRowsKernel<kThreads, T, Use>, grid.blocks, kThreads, grid.SharedNbytes(), stream,
            rows.count, rows.classes, x, labels, dx, grid.resident, use);
   });
 }

@@ -4,14 +4,13 @@
 // the gradients of scale and bias, and that of a bias in front of the addition.
 //
 // A warp holds rows of up to 1024 values, a block those of up to 8192; every array is read once,
-// four neighbors at a time where alignment allows, so that lanes side by side fill sectors; the next
-// rows come into the L2 cache meanwhile. The variance is two-pass, the statistics are recomputed backward, and all sums are float32. Blocks
+// four neighbors at a time where alignment allows, so that lanes side by side fill sectors. The
+// variance is two-pass, the statistics are recomputed backward, and all sums are float32. Blocks
 // add columns in registers over their rows and write a row of partial sums each, which a second
 // kernel adds in a fixed order. Each array lies in float32 or in T. Outputs overlap no input.
 // Memory bandwidth limits it.
 #include "cuda/norm/norm.cuh"
 #include "cuda/reduce/group.cuh"
-#include "cuda/runtime/hopper.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -19,7 +18,6 @@ namespace {
 
 constexpr int64_t kLongest = 8192;  // values of a row
 constexpr int kMostSums = 3;
-constexpr unsigned kForwardBlocks = 2;  // on a multiprocessor
 
 struct Rows {
   int64_t count;
@@ -134,22 +132,6 @@ class Incoming {
   uint32_t bits_[L::kChunks][L::kVector];
 };
 
-// The part of row `next`, which may not exist, of the thread that has `part`.
-template <class L>
-__device__ __forceinline__ Part<L> NextRow(const Rows& rows, const Part<L>& part, int64_t next) {
-  return {next * rows.length, next < rows.count ? rows.length : 0, part.rank};
-}
-// Lets a row come into the L2 cache while another one is computed.
-template <class T, class L>
-__device__ __forceinline__ void Prefetch(const Floats<T>& from, const Part<L>& part) {
-  constexpr int kLine = 128;
-  if (!from.data) return;
-  const int size = kIs16Bit<T> && from.narrow ? 2 : 4;
-  const char* const row = (const char*)from.data + part.start * size;
-  for (int k = part.rank * kLine; k < part.length * size; k += L::kGroup * kLine)
-    hopper::PrefetchToL2(row + k);
-}
-
 // The values of scale or bias for a chunk.
 template <class T, int kVector>
 __device__ __forceinline__ void LoadColumns(const Floats<T>& from, int column,
@@ -235,8 +217,6 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(Rows rows, ForwardArra
     const Part<L> part{row * rows.length, row < rows.count ? rows.length : 0,
                        (int)threadIdx.x % L::kGroup};
     const Incoming<T, L> x(arrays.x, part), addend(arrays.addend, part);
-    const Part<L> next = NextRow(rows, part, row + (int64_t)gridDim.x * kGroups);
-    Prefetch(arrays.x, next), Prefetch(arrays.addend, next);
     Values<L> values = {};
     x.AddTo(values);
     if (arrays.addend.data) {
@@ -339,8 +319,6 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocks)
     const int64_t row = first + threadIdx.x / L::kGroup;
     const Part<L> part{row * rows.length, row < rows.count ? rows.length : 0, rank};
     const Incoming<T, L> x(arrays.x, part), other(arrays.other, part), dy(arrays.dy, part);
-    const Part<L> next = NextRow(rows, part, row + (int64_t)gridDim.x * kGroups);
-    Prefetch(arrays.x, next), Prefetch(arrays.other, next), Prefetch(arrays.dy, next);
     Values<L> xhat = {}, d = {};
     x.AddTo(xhat);
     const float inverse = Standardize(rows, part, xhat);
@@ -460,11 +438,10 @@ void FusedRowNormalize(const DLArrayList* terms, const DLArray* scale, const DLA
   const bool aligned = AllAligned(inputs[0], inputs[1], results[0], results[1], results[2],
                                   arrays.scale, arrays.bias);
   const bool has_pdl = ComputeMajor(x->ctx.device_id) >= 9;
-  const unsigned most = kForwardBlocks * (unsigned)Multiprocessors(x->ctx.device_id);
   ByLayout(rows.length, aligned, [&](auto layout) {
     using L = decltype(layout);
-    const unsigned blocks = std::min(Blocks(rows.count, kThreads / L::kGroup), most);
-    LaunchClusters(op, ForwardKernel<T, L>, blocks, 1, kThreads, 0, has_pdl, stream, rows, arrays);
+    LaunchClusters(op, ForwardKernel<T, L>, Blocks(rows.count, kThreads / L::kGroup), 1, kThreads,
+                   0, has_pdl, stream, rows, arrays);
   });
 }
 

@@ -71,41 +71,23 @@ __global__ void HistogramKernel(const int32_t* keys, int64_t count, int shift, i
   counts[(int64_t)threadIdx.x * gridDim.x + blockIdx.x] = found;
 }
 
-// Exclusive prefix sum of the n counts in one block, a thread a run of counts, of which it has
-// several loads in flight.
-__global__ void __launch_bounds__(kThreads) ScanKernel(int32_t* counts, int64_t n) {
-  constexpr int kAtOnce = 8;
-  __shared__ int32_t of_warps[kThreads / 32];
+// Exclusive prefix sum of the n counts in one block, a thread a run of counts.
+__global__ void ScanKernel(int32_t* counts, int64_t n) {
+  __shared__ int32_t totals[kThreads];
   const int64_t run = (n + kThreads - 1) / kThreads;
   const int64_t first = threadIdx.x * run;
   const int64_t end = first + run < n ? first + run : n;
-  const auto for_each = [&](auto&& take) {
-    for (int64_t i = first; i < end; i += kAtOnce) {
-      int32_t here[kAtOnce];
-#pragma unroll
-      for (int k = 0; k < kAtOnce; k++) here[k] = i + k < end ? counts[i + k] : 0;
-#pragma unroll
-      for (int k = 0; k < kAtOnce; k++)
-        if (i + k < end) take(i + k, here[k]);
-    }
-  };
   int32_t total = 0;
-  for_each([&](int64_t, int32_t here) { total += here; });
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int32_t upto = total;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int32_t others = __shfl_up_sync(0xffffffffu, upto, distance);
-    if (lane >= distance) upto += others;
-  }
-  if (lane == 31) of_warps[warp] = upto;
+  for (int64_t i = first; i < end; i++) total += counts[i];
+  totals[threadIdx.x] = total;
   __syncthreads();
-  int32_t before = upto - total;
-  for (int other = 0; other < warp; other++) before += of_warps[other];
-  for_each([&](int64_t i, int32_t here) {
+  int32_t before = 0;
+  for (int thread = 0; thread < (int)threadIdx.x; thread++) before += totals[thread];
+  for (int64_t i = first; i < end; i++) {
+    const int32_t here = counts[i];
     counts[i] = before;
     before += here;
-  });
+  }
 }
 
 // starts (kDigits, tiles): the destination of each tile's first key of each digit

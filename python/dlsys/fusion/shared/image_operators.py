@@ -73,8 +73,8 @@ class MaxPool(OverImages):
 
 
 class MaxPoolGradient(OverImages):
-    """Adds each dy to where its maximum was found; inputs: dy, places. The body is over indices into
-    H×W.
+    """Adds each dy to where its maximum was found; inputs: dy, places. The body is over indices
+    into H×W.
     """
 
     def __init__(self) -> None:
@@ -93,8 +93,8 @@ class MaxPoolGradient(OverImages):
 
 
 def _corners(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
-    """The row of each window's first element in the image (oH, 1, 1), and its column (oW, 1); before
-    the image with padding.
+    """The row of each window's first element in the image (oH, 1, 1), and its column (oW, 1);
+    before the image with padding.
     """
     down, across = (
         np.arange(count, dtype=INT32) * stride - before

@@ -16,7 +16,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys.dtypes import is_narrow
 from dlsys.fusion import cross_entropy, gemm_epilogue
-from dlsys.fusion.shared.body import ACTIVATIONS, BY_SIDES, GRADIENTS, close
+from dlsys.fusion.shared.body import ACTIVATIONS, BY_SIDES, close
 from dlsys.ops import activation, elementwise
 from dlsys.ops.loss import cross_entropy as loss
 from support.formulas import (
