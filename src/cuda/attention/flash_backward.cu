@@ -71,7 +71,7 @@ struct KeysTiling {
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kKeys = kConsumers * 64, kRows = kLarge ? 32 : 64;
   static constexpr bool kOverlaps =
-      !kTf32<E> && (Size <= 64 || Variant == 3);  // a block's last product and the next
+      !kTf32<E> && Size <= 64;  // a block's last product and the next
   static constexpr int kStages = kLarge ? 1 : kOverlaps ? 3 : 2;
   static constexpr int kCopies = kTf32<E> ? kStages : 0;  // transposed
   static constexpr int kStagesK = !kTf32<E> && Size <= 64 ? 2 : 1;
@@ -90,7 +90,7 @@ struct KeysTiling {
   static constexpr int kPairs = kSummedDy + kCopies;
   static constexpr bool kReadsAhead = kOverlaps;
   static constexpr bool kReads = Variant == 1 && Size <= 64;  // k and v into registers
-  static constexpr bool kShifts = Variant > 0;
+  static constexpr bool kShifts = false;
   static constexpr bool kAhead = Variant >= 3 && Size <= 64;
 };
 
@@ -400,8 +400,8 @@ __device__ __forceinline__ void ConsumeForKeysAhead(const Result<E>* to_dk, cons
     const uint32_t k = memory + at_k.stage * 2 * T::kTileK + consumer * 64 * 128;
     const uint32_t v = k + T::kTileK;
     Sums<T::kSize> dk, dv;
-    SetZero(dk);
-    SetZero(dv);
+    BeginAtZero(dk);
+    BeginAtZero(dv);
     WaitForStage(barriers, T::kK, at_k);
     int left = (tile.end - tile.begin) * (int)params.group.value;
     int block = tile.begin, sample = tile.sample * (int)params.group.value;
@@ -427,23 +427,14 @@ __device__ __forceinline__ void ConsumeForKeysAhead(const Result<E>* to_dk, cons
       return false;
     };
     const auto of_rows = [&](int stage) {
-      return (const float*)(shared + T::kOfLse) + stage * 2 * T::kRows + thread % 4 * 2;
-    };
-    const auto begin_at = [&](Sums<T::kRows>& d, const float* from, float factor) {
-#pragma unroll
-      for (int j = 0; j < T::kRows / 8; j++) {
-        const float2 x = *(const float2*)(from + j * 8);
-        d[j][0] = d[j][2] = x.x * factor, d[j][1] = d[j][3] = x.y * factor;
-      }
+      return (const float*)(shared + T::kOfLse) + stage * 2 * T::kRows;
     };
     const auto begin_scores = [&](const RowBlock<T>& of, Sums<T::kRows>& weights) {
       WaitForStage(barriers, T::kQ, of.at);
-      if constexpr (!kDrops) begin_at(weights, of_rows(of.at.stage), -1.f / scale);
       BeginProducts();
-      BeginProduct<E, T::kSize, T::kKeys>(weights, k, memory + T::kOfQ + of.at.stage * T::kTileQ,
-                                          !kDrops);
+      BeginProduct<E, T::kSize, T::kKeys>(weights, k, memory + T::kOfQ + of.at.stage * T::kTileQ);
     };
-    Operand<E, T::kRows> operand, of_scores;
+    Operand<E, T::kRows> operand;
     Sums<T::kRows> gradients;
     const auto finish = [&](const RowBlock<T>& of, Sums<T::kRows>& weights,
                             const RowBlock<T>& ahead, Sums<T::kRows>& weights_ahead, auto more) {
@@ -452,21 +443,22 @@ __device__ __forceinline__ void ConsumeForKeysAhead(const Result<E>* to_dk, cons
       const uint32_t dy = memory + T::kOfDy + of.at.stage * T::kTileQ;
       const float* const lse = of_rows(of.at.stage);
       WaitForStage(barriers, T::kDy, of.at);
-      if constexpr (!kDrops) begin_at(gradients, lse + T::kRows, -1.f);
       BeginProducts();
-      BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy, !kDrops);
+      BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
       if constexpr (kMore) begin_scores(ahead, weights_ahead);
+      const OfRows<T::kRows, false> shifts(lse);
       [[maybe_unused]] const auto kept = [&] {
         if constexpr (kDrops)
           return KeptOfKeys(drawn, of.sample, of.row, key);
         else
           return 0;
       }();
-      WaitForProducts<2 + kMore>();  // the scores are there, and dv is of the block before
+      WaitForProducts<1 + kMore>();  // the scores are there, and dk is of the block before
+      if (unreleased >= 0) release_rows(unreleased);
+      unreleased = of.at.stage;
 #pragma unroll
       for (int j = 0; j < T::kRows / 8; j++) {
-        float2 shift{};
-        if constexpr (kDrops) shift = *(const float2*)(lse + j * 8);
+        const float2 shift = shifts.At(j);
 #pragma unroll
         for (int e = 0; e < 4; e++)
           weights[j][e] = ExpTwo(weights[j][e] * scale - (e % 2 ? shift.y : shift.x));
@@ -492,13 +484,11 @@ __device__ __forceinline__ void ConsumeForKeysAhead(const Result<E>* to_dk, cons
       }
       BeginProducts();
       BeginProduct<E>(dv, operand, dy);
-      WaitForProducts<1 + kMore>();  // the gradients are there, and dk is of the block before
-      if (unreleased >= 0) release_rows(unreleased);
-      unreleased = of.at.stage;
+      const OfRows<T::kRows, false> of_dy(lse + T::kRows);
+      WaitForProducts<0>();
 #pragma unroll
       for (int j = 0; j < T::kRows / 8; j++) {
-        float2 sum{};
-        if constexpr (kDrops) sum = *(const float2*)(lse + T::kRows + j * 8);
+        const float2 sum = of_dy.At(j);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           if constexpr (kDrops)
@@ -506,9 +496,9 @@ __device__ __forceinline__ void ConsumeForKeysAhead(const Result<E>* to_dk, cons
           gradients[j][e] = weights[j][e] * (gradients[j][e] - (e % 2 ? sum.y : sum.x));
         }
       }
-      Round<E, false>(gradients, of_scores);
+      Round<E, false>(gradients, operand);
       BeginProducts();
-      BeginProduct<E>(dk, of_scores, q);
+      BeginProduct<E>(dk, operand, q);
     };
     constexpr std::integral_constant<int, 1> kMore;
     constexpr std::integral_constant<int, 0> kLast;
@@ -516,8 +506,6 @@ __device__ __forceinline__ void ConsumeForKeysAhead(const Result<E>* to_dk, cons
     RowBlock<T> here, there;
     if (next(here)) {
       begin_scores(here, even);
-      CloseProducts();  // those of a block before, of which there is none
-      CloseProducts();
       while (true) {
         if (!next(there)) {
           finish(here, even, there, odd, kLast);
@@ -766,8 +754,7 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
   if (thread == 0) WaitForStores();
 }
 
-// As above, with the scores of the next block, and their gradients, begun before those of this one
-// are used.
+// As above, with the scores of the next block begun before those of this one are used.
 template <class E, class T, bool kCausal, bool kDrops>
 __device__ __forceinline__ void ConsumeForRowsAhead(const Result<E>* to_dq, const Params& params,
                                                     const unsigned char* shared,
@@ -790,24 +777,17 @@ __device__ __forceinline__ void ConsumeForRowsAhead(const Result<E>* to_dq, cons
     const uint32_t dy = q + T::kTileQ;
     // The blocks of which some row of this warpgroup sees a key.
     const int seen = kCausal ? min(tile.end, (first + 63) / T::kKeys + 1) : tile.end;
-    struct Scores {
-      Sums<T::kKeys> weights, gradients;
-    };
-    Scores even, odd;
+    Sums<T::kKeys> even, odd, gradients;
     Operand<E, T::kKeys> operand;
     Sums<T::kSize> dq;
-    SetZero(dq);
+    BeginAtZero(dq);
     WaitForStage(barriers, T::kQ, at_q);
     RingPosition<T::kStages> ahead = at;
-    const auto begin = [&](Scores& scores) {
+    const auto begin = [&](Sums<T::kKeys>& weights) {
       WaitForStage(barriers, T::kK, ahead);
       BeginProducts();
-      BeginProduct<E, T::kSize, T::kRows>(scores.weights, q,
+      BeginProduct<E, T::kSize, T::kRows>(weights, q,
                                           memory + T::kOfK + ahead.stage * T::kTileK);
-      WaitForStage(barriers, T::kV, ahead);
-      BeginProducts();
-      BeginProduct<E, T::kSize, T::kRows>(scores.gradients, dy,
-                                          memory + T::kOfV + ahead.stage * T::kTileK);
       ahead.Advance();
     };
     int unreleased = -1, block = 0;  // the stage of keys that a product still reads
@@ -815,10 +795,13 @@ __device__ __forceinline__ void ConsumeForRowsAhead(const Result<E>* to_dq, cons
       if (unreleased >= 0) ReleaseStage(barriers, T::kK, unreleased);
       unreleased = -1;
     };
-    const auto finish = [&](Scores& scores, Scores& next, auto more) {
+    const auto finish = [&](Sums<T::kKeys>& weights, Sums<T::kKeys>& next, auto more) {
       constexpr int kMore = decltype(more)::value;
-      auto& [weights, gradients] = scores;
       const int column = block * T::kKeys;
+      WaitForStage(barriers, T::kV, at);
+      BeginProducts();
+      BeginProduct<E, T::kSize, T::kRows>(gradients, dy,
+                                          memory + T::kOfV + at.stage * T::kTileK);
       if constexpr (kMore) begin(next);
       [[maybe_unused]] const auto kept = [&] {
         if constexpr (kDrops)
@@ -826,9 +809,8 @@ __device__ __forceinline__ void ConsumeForRowsAhead(const Result<E>* to_dq, cons
         else
           return 0;
       }();
-      WaitForProducts<2 * kMore>();
+      WaitForProducts<1 + kMore>();
       release_keys();
-      ReleaseStage(barriers, T::kV, at.stage);
 #pragma unroll
       for (int j = 0; j < T::kKeys / 8; j++) {
 #pragma unroll
@@ -836,6 +818,8 @@ __device__ __forceinline__ void ConsumeForRowsAhead(const Result<E>* to_dq, cons
       }
       if (column + T::kKeys > params.columns || (kCausal && column + T::kKeys > first))
         Hide<kCausal>(weights, row, column + l % 4 * 2, params.columns, 0.f);
+      WaitForProducts<kMore>();
+      ReleaseStage(barriers, T::kV, at.stage);
 #pragma unroll
       for (int j = 0; j < T::kKeys / 8; j++) {
 #pragma unroll
@@ -978,16 +962,8 @@ void RunOf(const char* op, const FlashProblem& problem, const FlashBackward& arr
   const char* variant = getenv("X_FLASH");
   const int number = variant ? atoi(variant) : 0;
   if constexpr (std::is_same_v<E, bfloat16>) {
-    if (problem.size <= 64 && number == 1)
-      return LaunchBackward<E, 64, 1>(op, problem, arrays, stream);
-    if (problem.size <= 64 && number == 2)
-      return LaunchBackward<E, 64, 2>(op, problem, arrays, stream);
     if (problem.size <= 64 && number == 3)
       return LaunchBackward<E, 64, 3>(op, problem, arrays, stream);
-    if (problem.size > 64 && number == 1)
-      return LaunchBackward<E, 128, 1>(op, problem, arrays, stream);
-    if (problem.size > 64 && number == 2)
-      return LaunchBackward<E, 128, 2>(op, problem, arrays, stream);
     if (problem.size > 64 && number == 3)
       return LaunchBackward<E, 128, 3>(op, problem, arrays, stream);
   }

@@ -216,6 +216,10 @@ __device__ __forceinline__ void CopyAsync(void* shared, const void* p) {
                : "memory");
 }
 // Asks L2 to fetch the line of an address.
+__device__ __forceinline__ void KeepInRegisters(float (&x)[4]) {
+  asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]));
+}
+
 __device__ __forceinline__ void PrefetchToL2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }

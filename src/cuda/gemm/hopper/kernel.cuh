@@ -679,15 +679,15 @@ class Boxes {
     SyncConsumer();  // before others write to the buffers
   }
 
-  // Makes relu's gradient of box `index`.
-  __device__ __forceinline__ void Keep(Pairs& x, int index) const {
+  // Makes relu's gradient of box `index`, and asks for the bits of the next one.
+  __device__ __forceinline__ void Keep(Pairs& x, int index) {
 #pragma unroll
     for (int i = 0; i < kRowGroups; i++) {
 #pragma unroll
       for (int j = 0; j < kBlocks; j++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          const Bits of_row = bits_[(index * kRowGroups + i) * 2 + half];
+          const Bits of_row = bits_[i * 2 + half];
           const uint32_t two =
               (uint32_t)(of_row >> j / 4 * 32) >> (j % 4 * 8 + threadIdx.x % 4 * 2);
           if constexpr (sizeof(E) == 2) {
@@ -699,13 +699,15 @@ class Boxes {
         }
       }
     }
+    if (index + 1 < kCount) ReadBits(index + 1);
   }
 
   // Stores the sums over the columns of those boxes that are in the buffers, from `first` on. A
-  // thread goes down the columns of four bytes. Rows that C has not are zeros.
+  // thread goes down the columns of four bytes, by 16 rows while those of the next are on their way.
+  // Rows that C has not are zeros.
   __device__ __forceinline__ void StoreSums(int first) const {
     constexpr int kColumns = 4 / (int)sizeof(E), kThreadsOfRow = T::kStagingN / 2;
-    constexpr int kAtOnce = T::kSumsRows < 32 ? T::kSumsRows : 32;
+    constexpr int kAtOnce = 16;
     using Four = std::conditional_t<sizeof(E) == 2, uint32_t, float>;
     const auto value = [](const Four& x, int column) {
       if constexpr (sizeof(E) == 2)
@@ -720,13 +722,13 @@ class Boxes {
     const int row = FirstRow() + part * T::kSumsRows;
     const int count = col < params_.n ? min(T::kSumsRows, params_.m - row) : 0;
     const E* const column = (const E*)layout_.x + (int64_t)row * params_.n + col;
-    Four x[kAtOnce];
-    const auto read = [&](int k) {
+    Four x[kAtOnce], next[kAtOnce];
+    const auto read = [&](int k, Four (&to)[kAtOnce]) {
 #pragma unroll
       for (int e = 0; e < kAtOnce; e++)
-        x[e] = k + e < count ? *(const Four*)(column + (k + e) * params_.n) : Four{};
+        to[e] = k + e < count ? *(const Four*)(column + (k + e) * params_.n) : Four{};
     };
-    read(0);
+    read(0, x);
     float mean[kColumns] = {};
 #pragma unroll
     for (int c = 0; c < kColumns; c++)
@@ -735,18 +737,20 @@ class Boxes {
     struct alignas(8 * kColumns) {
       float2 of[kColumns];
     } sums{};
-#pragma unroll
+#pragma unroll 1
     for (int k = 0; k < T::kSumsRows; k += kAtOnce) {
-      if (k > 0) read(k);
+      read(k + kAtOnce, next);
 #pragma unroll
       for (int e = 0; e < kAtOnce; e++) {
-        const Four staged = *(const Four*)at.Row(k + e / 16 * 16, e % 16);
+        const Four staged = *(const Four*)at.Row(k, e);
 #pragma unroll
         for (int c = 0; c < kColumns; c++) {
           const float dy = value(staged, c);
           sums.of[c].x = fmaf(dy, value(x[e], c) - mean[c], sums.of[c].x), sums.of[c].y += dy;
         }
       }
+#pragma unroll
+      for (int e = 0; e < kAtOnce; e++) x[e] = next[e];
     }
     if (count > 0)
       *(decltype(sums)*)(layout_.sums + (int64_t)(row / T::kSumsRows) * params_.n + col) = sums;
@@ -824,19 +828,24 @@ class Boxes {
     SyncThreads(1 + (int)threadIdx.x / 128, 128);
   }
 
-  // Reads the bits of this thread's rows, and lets x, and a side that is not staged, come into the
-  // L2 cache.
-  __device__ __forceinline__ void AskForColumns() {
-    constexpr int kOfBox = kBlocks * 8, kLines = T::kTileN / kOfBox;  // columns of 128 bytes
-    const int l = threadIdx.x % 32;
+  // Reads the bits of this thread's rows of box `index`: those of a whole tile would be registers
+  // enough for others to be spilled.
+  __device__ __forceinline__ void ReadBits(int index) {
+    const int col = origin_.col + index * kBlocks * 8;
 #pragma unroll
     for (int k = 0; k < kBits; k++) {
-      const int row = origin_.row + l / 4 + k / 2 % kRowGroups * 64 + k % 2 * 8;
-      const int col = origin_.col + k / 2 / kRowGroups * kOfBox;
+      const int row = origin_.row + threadIdx.x % 32 / 4 + k / 2 * 64 + k % 2 * 8;
       bits_[k] = row < params_.m && col < params_.n
                      ? *(const Bits*)(layout_.bits + ((int64_t)row * params_.n + col) / 8)
                      : 0;
     }
+  }
+
+  // Reads the bits of the first box, and lets the others, x, and a side that is not staged come into
+  // the L2 cache.
+  __device__ __forceinline__ void AskForColumns() {
+    constexpr int kOfBox = kBlocks * 8, kLines = T::kTileN / kOfBox;  // columns of 128 bytes
+    ReadBits(0);
     const bool side = !kStagesSide && params_.side;
     for (int k = threadIdx.x % 128; k < T::kRows * kLines; k += 128) {
       const int row = FirstRow() + k / kLines, col = origin_.col + k % kLines * kOfBox;
@@ -903,8 +912,8 @@ class Boxes {
   RingPosition<(kCount < T::kBuffers ? kCount : T::kBuffers)> loaded_;
   int next_ = 0;
   using Bits = std::conditional_t<sizeof(E) == 2, uint64_t, uint32_t>;  // of a row of a box
-  static constexpr int kBits = kGradientSums ? kCount * kRowGroups * 2 : 1;
-  Bits bits_[kBits];  // by box, row group and half
+  static constexpr int kBits = kGradientSums ? kRowGroups * 2 : 1;
+  Bits bits_[kBits];  // of a box, by row group and half
 };
 
 // Functions of the epilogue that can give their derivative as well.
