@@ -6,12 +6,14 @@
 // rows. Computing the scores twice, seven products where five would do, spares float32 partial sums
 // of dq in memory and their atomic additions: results are deterministic. In both a thread of a
 // producer warpgroup copies tiles by TMA, a ring of stages ahead of two consumer warpgroups, whose
-// accumulators stay in registers. A first kernel sums dy y over each row. With D the factors of
-// dropout, dv is of weights times D and the weights' gradients are D times dy vᵀ. float32 is
-// multiplied as tf32, with transposed copies of q, dy and k in the workspace where positions are
-// summed over; in the kernel of dq a block's rows are operands in registers up to size 64. What is
-// written overlaps nothing. The tensor cores limit all but short rows, with tf32 also the reads of
-// shared memory.
+// accumulators stay in registers. Where those suffice, of 16 bits but for dk and dv of size 128, a
+// consumer begins the scores of the next block before it uses those of this one, so that it
+// computes exponentials while the tensor cores multiply. A first kernel sums dy y over each row.
+// With D the factors of dropout, dv is of weights times D and the weights' gradients are D times dy
+// vᵀ. float32 is multiplied as tf32, with transposed copies of q, dy and k in the workspace where
+// positions are summed over; in the kernel of dq a block's rows are operands in registers up to
+// size 64. What is written overlaps nothing. The tensor cores limit all but short rows, with tf32
+// also the reads of shared memory.
 #include "cuda/attention/flash_tile.cuh"
 #include "cuda/reduce/group.cuh"
 
@@ -65,14 +67,13 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- dk and dv ----
 
-template <class E, int Size, int Variant = 0>
+template <class E, int Size>
 struct KeysTiling {
   static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kKeys = kConsumers * 64, kRows = kLarge ? 32 : 64;
-  static constexpr bool kOverlaps =
-      !kTf32<E> && Size <= 64;  // a block's last product and the next
-  static constexpr int kStages = kLarge ? 1 : kOverlaps ? 3 : 2;
+  static constexpr bool kAhead = !kTf32<E> && Size <= 64;  // scores of the next block
+  static constexpr int kStages = kLarge ? 1 : kAhead ? 3 : 2;
   static constexpr int kCopies = kTf32<E> ? kStages : 0;  // transposed
   static constexpr int kStagesK = !kTf32<E> && Size <= 64 ? 2 : 1;
   static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
@@ -88,10 +89,6 @@ struct KeysTiling {
   static constexpr int kK = 0, kQ = kStagesK, kDy = kQ + kStages;  // pairs of barriers
   static constexpr int kSummedQ = kDy + kStages, kSummedDy = kSummedQ + kCopies;
   static constexpr int kPairs = kSummedDy + kCopies;
-  static constexpr bool kReadsAhead = kOverlaps;
-  static constexpr bool kReads = Variant == 1 && Size <= 64;  // k and v into registers
-  static constexpr bool kShifts = false;
-  static constexpr bool kAhead = Variant >= 3 && Size <= 64;
 };
 
 // The tiles of keys of a block; the first keys of a head, which most rows see under a causal mask,
@@ -168,26 +165,15 @@ __device__ __forceinline__ void ProduceForKeys(const KeysMaps& maps, const Param
   }
 }
 
-// Numbers of the rows that are columns of a thread's accumulators, from shared memory: read ahead,
-// or, where registers are short, when they are needed.
-template <int kRows, bool kAhead>
+// Numbers of the rows that are columns of a thread's accumulators, from shared memory.
 class OfRows {
  public:
   __device__ __forceinline__ explicit OfRows(const float* rows)
-      : rows_(rows + threadIdx.x % 4 * 2) {
-    if constexpr (kAhead) {
-#pragma unroll
-      for (int j = 0; j < kRows / 8; j++) read_[j] = *(const float2*)(rows_ + j * 8);
-    }
-  }
-  __device__ __forceinline__ float2 At(int j) const {
-    if constexpr (kAhead) return read_[j];
-    return *(const float2*)(rows_ + j * 8);
-  }
+      : rows_(rows + threadIdx.x % 4 * 2) {}
+  __device__ __forceinline__ float2 At(int j) const { return *(const float2*)(rows_ + j * 8); }
 
  private:
   const float* rows_;
-  float2 read_[kAhead ? kRows / 8 : 1];
 };
 
 template <class E, class T, bool kCausal, bool kDrops>
@@ -210,22 +196,10 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
     SetZero(dk);
     SetZero(dv);
     WaitForStage(barriers, T::kK, at_k);
-    Operand<E, T::kReads ? T::kSize : kDepth<E>> of_k, of_v;
-    if constexpr (T::kReads) {
-      ReadOperand<E, T::kSize, T::kKeys>(of_k, shared + of_warpgroup);
-      ReadOperand<E, T::kSize, T::kKeys>(of_v, shared + of_warpgroup + T::kTileK);
-      ReleaseStage(barriers, T::kK, at_k.stage);
-    }
     int block = tile.begin, sample = tile.sample * (int)params.group.value;
-    int unreleased = -1;  // the stage of rows that a product still reads
     const auto release_rows = [&](int stage) {
       ReleaseStage(barriers, T::kQ, stage);
       ReleaseStage(barriers, T::kDy, stage);
-    };
-    const auto finish_product = [&] {
-      WaitForProducts<0>();
-      if (unreleased >= 0) release_rows(unreleased);
-      unreleased = -1;
     };
     for (int turn = 0; turn < (tile.end - tile.begin) * (int)params.group.value;
          turn++, at.Advance()) {
@@ -251,40 +225,18 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       WaitForStage(barriers, T::kQ, at);
       if (kCausal && row + T::kRows <= tile.row + consumer * 64) {  // these rows see no key of it
         WaitForStage(barriers, T::kDy, at);
-        if constexpr (T::kOverlaps) finish_product();
         release_rows(at.stage);
         wait_for_copy(T::kSummedDy);
         wait_for_copy(T::kSummedQ);
         release_copies();
         continue;
       }
-      constexpr bool kBegins = T::kShifts && !kDrops;
-      const auto begin_at = [&](Sums<T::kRows>& d, const float* rows, float factor) {
-        const float* const from = rows + threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int j = 0; j < T::kRows / 8; j++) {
-          const float2 v = *(const float2*)(from + j * 8);
-          d[j][0] = d[j][2] = v.x * factor, d[j][1] = d[j][3] = v.y * factor;
-        }
-      };
-      if constexpr (kBegins) begin_at(weights, lse, -1.f / scale);
       BeginProducts();
-      if constexpr (T::kReads)
-        BeginProductAlong<E>(weights, of_k, q, kBegins);
-      else
-        BeginProduct<E, T::kSize, T::kKeys>(weights, k, q, kBegins);
+      BeginProduct<E, T::kSize, T::kKeys>(weights, k, q);
       WaitForStage(barriers, T::kDy, at);
-      if constexpr (kBegins) begin_at(gradients, row_sums, -1.f);
       BeginProducts();
-      if constexpr (T::kReads)
-        BeginProductAlong<E>(gradients, of_v, dy, kBegins);
-      else
-        BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy, kBegins);
-      OfRows<T::kRows, T::kReadsAhead && !kBegins> shifts(lse), of_dy(row_sums);
-      if constexpr (T::kOverlaps) {
-        WaitForProducts<2>();
-        if (unreleased >= 0) release_rows(unreleased);
-      }
+      BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
+      const OfRows shifts(lse), of_dy(row_sums);
       [[maybe_unused]] const auto kept = [&] {
         if constexpr (kDrops)
           return KeptOfKeys(drawn, of_rows, row, key);
@@ -294,11 +246,6 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       WaitForProducts<1>();
 #pragma unroll
       for (int j = 0; j < T::kRows / 8; j++) {
-        if constexpr (kBegins) {
-#pragma unroll
-          for (int e = 0; e < 4; e++) weights[j][e] = ExpTwo(weights[j][e] * scale);
-          continue;
-        }
         const float2 shift = shifts.At(j);
 #pragma unroll
         for (int e = 0; e < 4; e++)
@@ -329,11 +276,6 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       BeginProduct<E>(dv, operand, dy + kToSummed);
 #pragma unroll
       for (int j = 0; j < T::kRows / 8; j++) {
-        if constexpr (kBegins) {
-#pragma unroll
-          for (int e = 0; e < 4; e++) gradients[j][e] *= weights[j][e];
-          continue;
-        }
         const float2 sum = of_dy.At(j);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -348,14 +290,11 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       wait_for_copy(T::kSummedQ);
       BeginProducts();
       BeginProduct<E>(dk, of_scores, q + kToSummed);
-      unreleased = at.stage;
-      if constexpr (T::kOverlaps) continue;
-      if constexpr (kTf32<E>) unreleased = -1;
-      finish_product();
+      WaitForProducts<0>();
+      if constexpr (!kTf32<E>) release_rows(at.stage);
       release_copies();
     }
-    if constexpr (T::kOverlaps) finish_product();
-    if constexpr (!T::kReads) ReleaseStage(barriers, T::kK, at_k.stage);
+    ReleaseStage(barriers, T::kK, at_k.stage);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
 #pragma unroll
@@ -416,10 +355,14 @@ __device__ __forceinline__ void ConsumeForKeysAhead(const Result<E>* to_dk, cons
         to = {at, block * T::kRows, sample};
         left--, at.Advance();
         if (++block == tile.end) block = tile.begin, sample++;
-        if (!kCausal || to.row + T::kRows > first) return true;
-        WaitForProducts<0>();  // what comes next may take the stage of the block before
-        if (unreleased >= 0) release_rows(unreleased);
-        unreleased = -1;
+        // Behind a block that is passed over, another may take the stage of the one before.
+        const bool sees = !kCausal || to.row + T::kRows > first;
+        if (unreleased >= 0 && (!sees || unreleased == to.at.stage)) {
+          WaitForProducts<0>();
+          release_rows(unreleased);
+          unreleased = -1;
+        }
+        if (sees) return true;
         WaitForStage(barriers, T::kQ, to.at);
         WaitForStage(barriers, T::kDy, to.at);
         release_rows(to.at.stage);
@@ -446,7 +389,7 @@ __device__ __forceinline__ void ConsumeForKeysAhead(const Result<E>* to_dk, cons
       BeginProducts();
       BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
       if constexpr (kMore) begin_scores(ahead, weights_ahead);
-      const OfRows<T::kRows, false> shifts(lse);
+      const OfRows shifts(lse), of_dy(lse + T::kRows);
       [[maybe_unused]] const auto kept = [&] {
         if constexpr (kDrops)
           return KeptOfKeys(drawn, of.sample, of.row, key);
@@ -484,7 +427,6 @@ __device__ __forceinline__ void ConsumeForKeysAhead(const Result<E>* to_dk, cons
       }
       BeginProducts();
       BeginProduct<E>(dv, operand, dy);
-      const OfRows<T::kRows, false> of_dy(lse + T::kRows);
       WaitForProducts<0>();
 #pragma unroll
       for (int j = 0; j < T::kRows / 8; j++) {
@@ -568,16 +510,14 @@ __global__ __launch_bounds__(T::kThreads,
 
 // ---- dq ----
 
-template <class E, int Size, int Variant = 0>
+template <class E, int Size>
 struct RowsTiling {
   static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = kConsumers * 64, kKeys = 64;
-  static constexpr bool kAhead = Variant >= 3;
-  static constexpr bool kReads = kTf32<E> ? !kLarge : Variant == 1;  // q and dy into registers
-  static constexpr bool kOne = Size > 64 && (kReads || kAhead);
-  static constexpr int kStages = kLarge ? 1 : kTf32<E> || Size <= 64 ? 3 : kOne ? 4 : 2;
-  static constexpr int kCopies = kTf32<E> ? kStages : 0, kStagesQ = kTf32<E> || kOne ? 1 : 2;
+  static constexpr bool kAhead = !kTf32<E>;  // scores of the next block
+  static constexpr int kStages = kLarge ? 1 : kTf32<E> || Size <= 64 ? 3 : 4;
+  static constexpr int kCopies = kTf32<E> ? kStages : 0, kStagesQ = kAhead && Size <= 64 ? 2 : 1;
   static constexpr int kTileQ = kRows * Size * (int)sizeof(E);
   static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
   static constexpr int kOfK = kStagesQ * 2 * kTileQ;  // in shared memory
@@ -587,8 +527,7 @@ struct RowsTiling {
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
   static constexpr int kQ = 0, kK = kStagesQ, kV = kK + kStages;  // pairs of barriers
   static constexpr int kSummedK = kV + kStages, kPairs = kSummedK + kCopies;
-  static constexpr bool kOverlaps =
-      !kTf32<E> && (Size <= 64 || Variant >= 2);  // a block's last product and the next
+  static constexpr bool kReads = kTf32<E> && !kLarge;  // q and dy into registers
 };
 
 struct RowsMaps {
@@ -631,16 +570,17 @@ __device__ __forceinline__ void ProduceForRows(const RowsMaps& maps, const Param
   }
 }
 
-template <class E, class T, bool kCausal, bool kDrops>
+// Of float32, whose weights are never dropped here.
+template <class E, class T, bool kCausal>
 __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Params& params,
                                                const unsigned char* shared, uint32_t barriers) {
+  static_assert(kTf32<E>, "of 16 bits there is ConsumeForRowsAhead");
   const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const uint32_t memory = SharedAddress(shared);
   const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
   const float scale = params.scale * kLog2E;
   RingPosition<T::kStages> at;
   RingPosition<T::kStagesQ> at_q;
-  [[maybe_unused]] std::conditional_t<kDrops, Drawn, const Params&> drawn(params);
   RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_q.Advance()) {
     const int row = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
@@ -658,15 +598,10 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
       ReadOperand<E, T::kSize, T::kRows>(of_dy, shared + of_warpgroup + T::kTileQ);
       ReleaseStage(barriers, T::kQ, at_q.stage);
     }
-    int unreleased = -1;  // the stage of keys that a product still reads
-    const auto release_keys = [&] {
-      if (unreleased >= 0) ReleaseStage(barriers, T::kK, unreleased);
-      unreleased = -1;
-    };
     for (int block = 0; block < tile.end; block++, at.Advance()) {
       const uint32_t k = memory + T::kOfK + at.stage * T::kTileK;
       const uint32_t v = memory + T::kOfV + at.stage * T::kTileK;
-      const uint32_t summed_k = kTf32<E> ? memory + T::kOfCopies + at.stage * T::kTileK : k;
+      const uint32_t summed_k = memory + T::kOfCopies + at.stage * T::kTileK;
       Sums<T::kKeys> weights, gradients;
       Operand<E, T::kKeys> operand;
       WaitForStage(barriers, T::kK, at);
@@ -674,15 +609,9 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
       if (kCausal && column > last) {  // none of these rows sees a key of it
         WaitForStage(barriers, T::kV, at);
         ReleaseStage(barriers, T::kV, at.stage);
-        if constexpr (T::kOverlaps) {
-          WaitForProducts<0>();
-          release_keys();
-        }
         ReleaseStage(barriers, T::kK, at.stage);
-        if constexpr (kTf32<E>) {
-          WaitForStage(barriers, T::kSummedK, at);
-          ReleaseStage(barriers, T::kSummedK, at.stage);
-        }
+        WaitForStage(barriers, T::kSummedK, at);
+        ReleaseStage(barriers, T::kSummedK, at.stage);
         continue;
       }
       BeginProducts();
@@ -696,16 +625,6 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
         BeginProductAlong<E>(gradients, of_dy, v);
       else
         BeginProduct<E, T::kSize, T::kRows>(gradients, dy, v);
-      if constexpr (T::kOverlaps) {
-        WaitForProducts<2>();
-        release_keys();
-      }
-      [[maybe_unused]] const auto kept = [&] {
-        if constexpr (kDrops)
-          return KeptOfRows<T::kKeys / 8>(drawn, tile.sample, row, column);
-        else
-          return 0;
-      }();
       WaitForProducts<1>();
 #pragma unroll
       for (int j = 0; j < T::kKeys / 8; j++) {
@@ -716,31 +635,19 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
         Hide<kCausal>(weights, row, column + l % 4 * 2, params.columns, 0.f);
       WaitForProducts<0>();
       ReleaseStage(barriers, T::kV, at.stage);
-      if constexpr (kTf32<E>) ReleaseStage(barriers, T::kK, at.stage);
+      ReleaseStage(barriers, T::kK, at.stage);
 #pragma unroll
       for (int j = 0; j < T::kKeys / 8; j++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          if constexpr (kDrops)
-            gradients[j][e] = kept.At(j, e) ? gradients[j][e] * params.dropout.keep : 0.f;
+        for (int e = 0; e < 4; e++)
           gradients[j][e] = weights[j][e] * (gradients[j][e] - sums[e / 2]);
-        }
       }
       Round<E, false>(gradients, operand);
-      constexpr int kSummed = kTf32<E> ? T::kSummedK : T::kK;
-      if constexpr (kTf32<E>) WaitForStage(barriers, kSummed, at);
+      WaitForStage(barriers, T::kSummedK, at);
       BeginProducts();
       BeginProduct<E>(dq, operand, summed_k);
-      if constexpr (T::kOverlaps) {
-        unreleased = at.stage;
-      } else {
-        WaitForProducts<0>();
-        ReleaseStage(barriers, kSummed, at.stage);
-      }
-    }
-    if constexpr (T::kOverlaps) {
       WaitForProducts<0>();
-      release_keys();
+      ReleaseStage(barriers, T::kSummedK, at.stage);
     }
     if constexpr (!T::kReads) ReleaseStage(barriers, T::kQ, at_q.stage);
 #pragma unroll
@@ -754,7 +661,7 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
   if (thread == 0) WaitForStores();
 }
 
-// As above, with the scores of the next block begun before those of this one are used.
+// Of 16 bits, with the scores of the next block begun before those of this one are used.
 template <class E, class T, bool kCausal, bool kDrops>
 __device__ __forceinline__ void ConsumeForRowsAhead(const Result<E>* to_dq, const Params& params,
                                                     const unsigned char* shared,
@@ -786,8 +693,7 @@ __device__ __forceinline__ void ConsumeForRowsAhead(const Result<E>* to_dq, cons
     const auto begin = [&](Sums<T::kKeys>& weights) {
       WaitForStage(barriers, T::kK, ahead);
       BeginProducts();
-      BeginProduct<E, T::kSize, T::kRows>(weights, q,
-                                          memory + T::kOfK + ahead.stage * T::kTileK);
+      BeginProduct<E, T::kSize, T::kRows>(weights, q, memory + T::kOfK + ahead.stage * T::kTileK);
       ahead.Advance();
     };
     int unreleased = -1, block = 0;  // the stage of keys that a product still reads
@@ -800,8 +706,7 @@ __device__ __forceinline__ void ConsumeForRowsAhead(const Result<E>* to_dq, cons
       const int column = block * T::kKeys;
       WaitForStage(barriers, T::kV, at);
       BeginProducts();
-      BeginProduct<E, T::kSize, T::kRows>(gradients, dy,
-                                          memory + T::kOfV + at.stage * T::kTileK);
+      BeginProduct<E, T::kSize, T::kRows>(gradients, dy, memory + T::kOfV + at.stage * T::kTileK);
       if constexpr (kMore) begin(next);
       [[maybe_unused]] const auto kept = [&] {
         if constexpr (kDrops)
@@ -890,7 +795,7 @@ __global__ __launch_bounds__(T::kThreads,
     if constexpr (T::kAhead)
       ConsumeForRowsAhead<E, T, kCausal, kDrops>(&to_dq, params, shared, barriers);
     else
-      ConsumeForRows<E, T, kCausal, kDrops>(&to_dq, params, shared, barriers);
+      ConsumeForRows<E, T, kCausal>(&to_dq, params, shared, barriers);
   }
   TriggerProgrammaticLaunch();
 #endif
@@ -898,17 +803,11 @@ __global__ __launch_bounds__(T::kThreads,
 
 // ---- launches ----
 
-template <class E, int kVariant, class F>
-void WithSome(const FlashProblem& p, F&& run) {
-  if constexpr (kVariant == 0) return WithVariant<E>(p, run);
-  run(std::true_type(), std::false_type());
-}
-
-template <class E, int kSize, int kVariant = 0>
+template <class E, int kSize>
 void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& arrays,
                     DLStream stream) {
-  using OfKeys = KeysTiling<E, kSize, kVariant>;
-  using OfRows = RowsTiling<E, kSize, kVariant>;
+  using OfKeys = KeysTiling<E, kSize>;
+  using OfRows = RowsTiling<E, kSize>;
   const int64_t samples = p.batch * p.heads, kv_samples = p.batch * p.kv_heads;
   const int64_t padded = CeilDiv(p.rows, kPadding) * kPadding;
   const int64_t row_tiles = CeilDiv(p.rows, OfRows::kRows);
@@ -941,7 +840,7 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
   constexpr int64_t kNbytes = (kTf32<E> ? 4 : 2) * sizeof(E);  // of q and dy, or of k and v
   params.grid = GridOf(key_tiles, kv_samples, p.causal, kNbytes * p.rows * p.size * group, 1,
                        multiprocessors);
-  WithSome<E, kVariant>(p, [&](auto causal, auto drops) {
+  WithVariant<E>(p, [&](auto causal, auto drops) {
     LaunchClusters(op, FlashKeysKernel<E, OfKeys, causal.value, drops.value>,
                    (unsigned)params.grid.blocks, 1, OfKeys::kThreads, OfKeys::kNbytes, true, stream,
                    of_keys, ResultOf<E>(op, p, KeysOf(p, p.of_k, arrays.dk)),
@@ -949,7 +848,7 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
   });
   params.grid =
       GridOf(row_tiles, samples, p.causal, kNbytes * p.columns * p.size, group, multiprocessors);
-  WithSome<E, kVariant>(p, [&](auto causal, auto drops) {
+  WithVariant<E>(p, [&](auto causal, auto drops) {
     LaunchClusters(op, FlashRowsKernel<E, OfRows, causal.value, drops.value>,
                    (unsigned)params.grid.blocks, 1, OfRows::kThreads, OfRows::kNbytes, true, stream,
                    of_rows, ResultOf<E>(op, p, RowsOf(p, p.of_q, arrays.dq)), params);
@@ -959,14 +858,6 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
 template <class E>
 void RunOf(const char* op, const FlashProblem& problem, const FlashBackward& arrays,
            DLStream stream) {
-  const char* variant = getenv("X_FLASH");
-  const int number = variant ? atoi(variant) : 0;
-  if constexpr (std::is_same_v<E, bfloat16>) {
-    if (problem.size <= 64 && number == 3)
-      return LaunchBackward<E, 64, 3>(op, problem, arrays, stream);
-    if (problem.size > 64 && number == 3)
-      return LaunchBackward<E, 128, 3>(op, problem, arrays, stream);
-  }
   if (problem.size <= 64) return LaunchBackward<E, 64>(op, problem, arrays, stream);
   LaunchBackward<E, 128>(op, problem, arrays, stream);
 }
