@@ -594,8 +594,8 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
     WaitForStage(barriers, T::kQ, at_q);
     Operand<E, T::kReads ? T::kSize : kDepth<E>> of_q, of_dy;
     if constexpr (T::kReads) {
-      ReadOperand<E, T::kSize, T::kRows>(of_q, shared + of_warpgroup);
-      ReadOperand<E, T::kSize, T::kRows>(of_dy, shared + of_warpgroup + T::kTileQ);
+      ReadOperand<T::kSize, T::kRows>(of_q, shared + of_warpgroup);
+      ReadOperand<T::kSize, T::kRows>(of_dy, shared + of_warpgroup + T::kTileQ);
       ReleaseStage(barriers, T::kQ, at_q.stage);
     }
     for (int block = 0; block < tile.end; block++, at.Advance()) {
@@ -616,13 +616,13 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
       }
       BeginProducts();
       if constexpr (T::kReads)
-        BeginProductAlong<E>(weights, of_q, k);
+        BeginProduct<E>(weights, of_q, k, false);
       else
         BeginProduct<E, T::kSize, T::kRows>(weights, q, k);
       WaitForStage(barriers, T::kV, at);
       BeginProducts();
       if constexpr (T::kReads)
-        BeginProductAlong<E>(gradients, of_dy, v);
+        BeginProduct<E>(gradients, of_dy, v, false);
       else
         BeginProduct<E, T::kSize, T::kRows>(gradients, dy, v);
       WaitForProducts<1>();

@@ -201,7 +201,7 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
     const auto begin_scores = [&] {
       BeginProducts();
       if constexpr (T::kReadsQ)
-        BeginProductAlong<E>(scores, of_q, k());
+        BeginProduct<E>(scores, of_q, k(), false);
       else
         BeginProduct<E, T::kSize, T::kRows>(scores, memory + of_warpgroup, k());
     };
@@ -214,7 +214,7 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
     SetZero(y);
     wait(T::kQ, at_q);
     if constexpr (T::kReadsQ) {
-      ReadOperand<E, T::kSize, T::kRows>(of_q, shared + of_warpgroup);
+      ReadOperand<T::kSize, T::kRows>(of_q, shared + of_warpgroup);
       release(T::kQ, at_q);
     }
     int block = tile.end - 1;

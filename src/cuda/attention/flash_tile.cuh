@@ -235,56 +235,42 @@ using Sums = float[kColumns / 8][4];
 template <class E, int kColumns>
 using Operand = uint32_t[kColumns / kDepth<E>][4];
 
-// Begins d = a bᵀ over rows of kSize elements, or d += that. `a` is where 64 rows begin of a tile of
-// kRowsA.
+// Begins d = a bᵀ over rows of kSize elements. `a` is where 64 rows begin of a tile of kRowsA.
 template <class E, int kSize, int kRowsA, int kColumns>
-__device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4], uint32_t a, uint32_t b,
-                                             bool accumulate = false) {
+__device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4], uint32_t a, uint32_t b) {
   const uint64_t of_a = Descriptor(a, 16, 1024), of_b = Descriptor(b, 16, 1024);
 #pragma unroll
   for (int step = 0; step < kSize / kDepth<E>; step++) {
     const int box = step / 4, in_box = step % 4 * 32;
     MultiplyAdd<E, false, false>(d, Advanced(of_a, box * kRowsA * 128 + in_box),
-                                 Advanced(of_b, box * kColumns * 8 * 128 + in_box),
-                                 accumulate || step > 0);
+                                 Advanced(of_b, box * kColumns * 8 * 128 + in_box), step > 0);
   }
   CloseProducts();
 }
 
-// The same of `a` in registers.
-template <class E, int kSteps, int kColumns>
-__device__ __forceinline__ void BeginProductAlong(float (&d)[kColumns][4],
-                                                  const uint32_t (&a)[kSteps][4], uint32_t b,
-                                                  bool accumulate = false) {
-  const uint64_t of_b = Descriptor(b, 16, 1024);
-#pragma unroll
-  for (int step = 0; step < kSteps; step++)
-    MultiplyAdd<E, false>(d, a[step],
-                          Advanced(of_b, step / 4 * kColumns * 8 * 128 + step % 4 * 32),
-                          accumulate || step > 0);
-  CloseProducts();
-}
-
-// Begins d += a b, b a tile of as many rows as a has columns, with tf32 its transposed copy.
+// Begins d += a b, b a tile of as many rows as a has columns, with tf32 its transposed copy; or
+// d = a b, where there is no d yet.
 template <class E, int kSteps, int kColumns>
 __device__ __forceinline__ void BeginProduct(float (&d)[kColumns][4],
-                                             const uint32_t (&a)[kSteps][4], uint32_t b) {
+                                             const uint32_t (&a)[kSteps][4], uint32_t b,
+                                             bool accumulate = true) {
   const uint64_t of_b = Descriptor(b, kTf32<E> ? 16 : kSteps * 16 * 128, 1024);
 #pragma unroll
   for (int step = 0; step < kSteps; step++) {
     const int at = kTf32<E> ? step / 4 * kColumns * 8 * 128 + step % 4 * 32 : step * 2048;
-    MultiplyAdd<E, !kTf32<E>>(d, a[step], Advanced(of_b, at), true);
+    MultiplyAdd<E, !kTf32<E>>(d, a[step], Advanced(of_b, at), accumulate || step > 0);
   }
   CloseProducts();
 }
 
-// Reads a warpgroup's 64 rows of a tile of kRows as an operand, which products then take from
-// registers at half the shared memory's reads.
-template <class E, int kSize, int kRows>
-__device__ __forceinline__ void ReadOperand(Operand<E, kSize>& a, const unsigned char* rows) {
+// Reads a warpgroup's 64 rows of a tile of kRows as an operand, which takes tf32 from registers at
+// half the shared memory's reads.
+template <int kSize, int kRows>
+__device__ __forceinline__ void ReadOperand(uint32_t (&a)[kSize / 8][4],
+                                            const unsigned char* rows) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4;
 #pragma unroll
-  for (int step = 0; step < kSize / kDepth<E>; step++) {
+  for (int step = 0; step < kSize / 8; step++) {
 #pragma unroll
     for (int part = 0; part < 4; part++) {
       const int at = row + part % 2 * 8, chunk = step % 4 * 2 + part / 2;
@@ -300,8 +286,8 @@ __device__ __forceinline__ void SetZero(float (&d)[kColumns][4]) {
   for (int j = 0; j < kColumns; j++) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.f;
 }
 
-// Zeros that are there before products begin: the compiler would put them behind the first of
-// another, and then let each product wait for the one before.
+// Zeros that are there before products begin: the compiler would make them behind the first of
+// other products, and then let each product wait for the one before.
 template <int kColumns>
 __device__ __forceinline__ void BeginAtZero(float (&d)[kColumns][4]) {
   SetZero(d);

@@ -1,7 +1,7 @@
 // GEMM of floats of 16 bits through kernels of float32, for rungs and GPUs that have no kernel of
 // their own type: operands are widened into scratch memory, which is exact, and C is rounded from
-// there. Limited by these copies where the product is small. Also an activation of such floats or its
-// derivative, for rungs that do not store its input, which memory bandwidth limits.
+// there. Limited by these copies where the product is small. Also an activation of such floats or
+// its derivative, for rungs that do not store its input, which memory bandwidth limits.
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/pointwise/quad.cuh"

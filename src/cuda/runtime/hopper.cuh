@@ -216,12 +216,13 @@ __device__ __forceinline__ void CopyAsync(void* shared, const void* p) {
                : "memory");
 }
 // Asks L2 to fetch the line of an address.
-__device__ __forceinline__ void KeepInRegisters(float (&x)[4]) {
-  asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]));
-}
-
 __device__ __forceinline__ void PrefetchToL2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+// Puts numbers into registers here, whatever the compiler knows of them.
+__device__ __forceinline__ void KeepInRegisters(float (&x)[4]) {
+  asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]));
 }
 
 // ---- products of a warpgroup (wgmma) ----

@@ -444,9 +444,8 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
         : layout.as_pixels ? PixelMap(at.op, kDtype<T>, first, results, kRowsOfBox)
                            : BoxMap(at.op, kDtype<T>, out, params.n, params.m, params.n, 1,
                                     kRowsOfBox, /*rounds=*/false),
-        sizeof(T) == 2 && params.side
-            ? RowsMap<T>(at, params.side, params.n, params.m, kRowsOfBox)
-            : CUtensorMap{}};
+        sizeof(T) == 2 && params.side ? RowsMap<T>(at, params.side, params.n, params.m, kRowsOfBox)
+                                      : CUtensorMap{}};
     const auto launch = [&](auto source, const auto& of_source) {
       hopper::LaunchTiles<T, Tile, typename decltype(source)::type, false>(
           at.op, at.ctx, config, maps, params, of_source, at.stream);

@@ -1,8 +1,8 @@
 // Max-pooling of images with channels last, and its gradient: x and dx (n, in, c), y and dy and the
 // uint8 places of the largest elements (n, out, c). A place counts within its window, row by row,
-// which has at most 256 elements. Contiguous; results overlap no input. A thread has the channels of
-// 16 bytes of an output element where there are such, and small windows are unrolled, so that their
-// loads are in flight at once; memory-bound.
+// which has at most 256 elements. Contiguous; results overlap no input. A thread has the channels
+// of 16 bytes of an output element where there are such, and small windows are unrolled, so that
+// their loads are in flight at once; memory-bound.
 //
 // The gradient gathers, in float32: a thread visits the windows that cover its element in row-major
 // order, so there are no atomics and the order of summation is fixed.

@@ -28,7 +28,7 @@ struct HopperGemm {
   // of that.
   void* before = nullptr;
   bool slope = false;
-  float* sums = nullptr;   // over k of op(A), (m), or of op(B), (n), where HopperMakesSums
+  float* sums = nullptr;  // over k of op(A), (m), or of op(B), (n), where HopperMakesSums
   bool sums_of_a = false;
 };
 

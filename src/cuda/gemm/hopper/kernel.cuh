@@ -176,8 +176,8 @@ enum class OfColumns {
   // them.
   kMoments,
   // C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not set. Of it
-  // Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x, of C's shape,
-  // and Layout::mean, (n). n is a multiple of 64.
+  // Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x, of C's
+  // shape, and Layout::mean, (n). n is a multiple of 64.
   kGradientSums
 };
 
@@ -703,8 +703,8 @@ class Boxes {
   }
 
   // Stores the sums over the columns of those boxes that are in the buffers, from `first` on. A
-  // thread goes down the columns of four bytes, by 16 rows while those of the next are on their way.
-  // Rows that C has not are zeros.
+  // thread goes down the columns of four bytes, by 16 rows while those of the next are on their
+  // way. Rows that C has not are zeros.
   __device__ __forceinline__ void StoreSums(int first) const {
     constexpr int kColumns = 4 / (int)sizeof(E), kThreadsOfRow = T::kStagingN / 2;
     constexpr int kAtOnce = 16;
@@ -723,7 +723,7 @@ class Boxes {
     const int count = col < params_.n ? min(T::kSumsRows, params_.m - row) : 0;
     const E* const column = (const E*)layout_.x + (int64_t)row * params_.n + col;
     Four x[kAtOnce], next[kAtOnce];
-    const auto read = [&](int k, Four (&to)[kAtOnce]) {
+    const auto read = [&](int k, Four(&to)[kAtOnce]) {
 #pragma unroll
       for (int e = 0; e < kAtOnce; e++)
         to[e] = k + e < count ? *(const Four*)(column + (k + e) * params_.n) : Four{};
@@ -841,8 +841,8 @@ class Boxes {
     }
   }
 
-  // Reads the bits of the first box, and lets the others, x, and a side that is not staged come into
-  // the L2 cache.
+  // Reads the bits of the first box, and lets the others, x, and a side that is not staged come
+  // into the L2 cache.
   __device__ __forceinline__ void AskForColumns() {
     constexpr int kOfBox = kBlocks * 8, kLines = T::kTileN / kOfBox;  // columns of 128 bytes
     ReadBits(0);
@@ -927,8 +927,8 @@ struct GateOfC {
   __device__ __forceinline__ fast::WithSlope Both(float x) const { return gate.Both(x); }
 };
 template <class F>
-constexpr bool kHasSlope = std::is_same_v<std::decay_t<F>, GeluOfC> ||
-                           std::is_same_v<std::decay_t<F>, GateOfC>;
+constexpr bool kHasSlope =
+    std::is_same_v<std::decay_t<F>, GeluOfC> || std::is_same_v<std::decay_t<F>, GateOfC>;
 
 // Calls f with the epilogue's function of an element of side and one of C, and with its code as a
 // type, below 0 that of a gradient. All code is inlined, for a call would make the compiler wait
@@ -1006,7 +1006,7 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
         if constexpr (kBefore && kHasSlope<F> && T::kBuffers >= 2)
           if (params.slope) {
             boxes.StoreTwo(map_c, map_other, first + box, [&](int i, int j, int half) {
-              const float(&v)[4] = d[i][box * kBlocks + j];
+              const float (&v)[4] = d[i][box * kBlocks + j];
               const fast::WithSlope left = function.Both(v[2 * half]),
                                     right = function.Both(v[2 * half + 1]);
               return PairOfBoth{RoundedPair<E>(left.value, right.value),
@@ -1015,14 +1015,14 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
             continue;
           }
         if (kBefore && params.before)
-          boxes.template StorePieces<false>(
-              map_other, first + box, [&](int i, int j, int half, uint32_t side) {
-                return pair_of(i, j, half, side, [&](float, float v) {
-                  if constexpr (kHasSlope<F> && T::kBuffers < 2)
-                    if (params.slope) return function.Both(v).slope;
-                  return v;
-                });
-              });
+          boxes.template StorePieces<false>(map_other, first + box,
+                                            [&](int i, int j, int half, uint32_t side) {
+                                              return pair_of(i, j, half, side, [&](float, float v) {
+                                                if constexpr (kHasSlope<F> && T::kBuffers < 2)
+                                                  if (params.slope) return function.Both(v).slope;
+                                                return v;
+                                              });
+                                            });
         boxes.template StorePieces<kSide>(map_c, first + box,
                                           [&](int i, int j, int half, uint32_t side) {
                                             return pair_of(i, j, half, side, function);
@@ -1201,7 +1201,8 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
         if constexpr (kHasEpilogue)
           WithFunction(params, [&](auto&& function, auto) {
             if constexpr (kHasSlope<decltype(function)>)
-              if (params.slope) write(params.before, function.Both(x).slope, function.Both(y).slope);
+              if (params.slope)
+                write(params.before, function.Both(x).slope, function.Both(y).slope);
             x = function(ElementOf<0, E>(side), x), y = function(ElementOf<1, E>(side), y);
           });
         write(params.c, x, y);
