@@ -17,6 +17,7 @@
 // cores' power, K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"
+#include "cuda/pointwise/vector.cuh"
 #include "cuda/runtime/hopper.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/ring.cuh"
@@ -47,13 +48,12 @@ struct Tiling {
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
-  // Rows of a column, and of columns of four bytes side by side, that a thread of a consumer reads
-  // of what is staged.
+  // Rows of a column that a thread of a consumer reads of what is staged.
   template <class E>
   static constexpr int kStagedN = StagingN * 2 / (int)sizeof(E);
   template <class E>
   static constexpr int kMomentsRows = kRows * kStagedN<E> / 128;
-  static constexpr int kSumsRows = kRows * StagingN / 256;
+  static constexpr int kSumsRows = kRows / 4;  // of a warp
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
   // Eight rows of ones lie behind the buffers: B of the products that sum rows of A.
@@ -703,62 +703,67 @@ class Boxes {
   }
 
   // Stores the sums over the columns of those boxes that are in the buffers, from `first` on. A
-  // thread goes down the columns of four bytes, by 16 rows while those of the next are on their
-  // way. Rows that C has not are zeros.
+  // thread goes down the columns of 16 bytes, by four rows while the next are on their way; lanes
+  // that have other rows of the same columns add their sums. Rows that C has not are zeros.
   __device__ __forceinline__ void StoreSums(int first) const {
-    constexpr int kColumns = 4 / (int)sizeof(E), kThreadsOfRow = T::kStagingN / 2;
-    constexpr int kAtOnce = 16;
-    using Four = std::conditional_t<sizeof(E) == 2, uint32_t, float>;
-    const auto value = [](const Four& x, int column) {
-      if constexpr (sizeof(E) == 2)
-        return column ? ElementOf<1, E>(x) : ElementOf<0, E>(x);
-      else
-        return x;
-    };
-    const int thread = threadIdx.x % 128, part = thread / kThreadsOfRow;
-    const int in_boxes = thread % kThreadsOfRow * kColumns;
-    const Staged at(*this, in_boxes, part * T::kSumsRows);
-    const int col = origin_.col + first * kBlocks * 8 + in_boxes;
-    const int row = FirstRow() + part * T::kSumsRows;
-    const int count = col < params_.n ? min(T::kSumsRows, params_.m - row) : 0;
-    const E* const column = (const E*)layout_.x + (int64_t)row * params_.n + col;
-    Four x[kAtOnce], next[kAtOnce];
-    const auto read = [&](int k, Four(&to)[kAtOnce]) {
+    constexpr int kColumns = 16 / (int)sizeof(E), kChunks = T::kStagingN / 8;
+    constexpr int kRows = T::kRows * kChunks / 128, kAtOnce = 4;  // of a thread
+    static_assert(kRows % kAtOnce == 0 && T::kSumsRows == kRows * 32 / kChunks, "rows of a warp");
+    using Chunk = Vec<E, kColumns>;
+    const int chunk = threadIdx.x % kChunks, part = threadIdx.x % 128 / kChunks;
+    const int col = origin_.col + first * kBlocks * 8 + chunk * kColumns;
+    const int row = FirstRow() + part * kRows;
+    const int count = col < params_.n ? min(kRows, params_.m - row) : 0;
+    const E* from = (const E*)layout_.x + (int64_t)row * params_.n + col;
+    Chunk x[kAtOnce], next[kAtOnce];
+    const auto read = [&](int k, Chunk(&to)[kAtOnce]) {
 #pragma unroll
-      for (int e = 0; e < kAtOnce; e++)
-        to[e] = k + e < count ? *(const Four*)(column + (k + e) * params_.n) : Four{};
+      for (int e = 0; e < kAtOnce; e++, from += params_.n)
+        to[e] = k + e < count ? Read<kColumns>(from) : Chunk{};
     };
     read(0, x);
-    float mean[kColumns] = {};
+    alignas(16) float mean[kColumns] = {};
 #pragma unroll
-    for (int c = 0; c < kColumns; c++)
-      if (count > 0) mean[c] = layout_.mean[col + c];
+    for (int c = 0; c < kColumns; c += 4)
+      if (count > 0) *(float4*)(mean + c) = *(const float4*)(layout_.mean + col + c);
     SyncConsumer();
-    struct alignas(8 * kColumns) {
-      float2 of[kColumns];
-    } sums{};
+    float2 sums[kColumns] = {};
 #pragma unroll 1
-    for (int k = 0; k < T::kSumsRows; k += kAtOnce) {
+    for (int k = 0; k < kRows; k += kAtOnce) {
       read(k + kAtOnce, next);
+      const int of_tile = part * kRows + k;
+      const unsigned char* const rows = buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes +
+                                        (chunk / 8 * kRowGroups + of_tile / 64) * kNbytes +
+                                        of_tile % 64 / 16 * kWarpNbytes + of_tile % 16 * 128;
+      const int place = (chunk ^ of_tile) % 8;
 #pragma unroll
       for (int e = 0; e < kAtOnce; e++) {
-        const Four staged = *(const Four*)at.Row(k, e);
+        const Chunk dy = Read<kColumns>((const E*)(rows + e * 128 + (place ^ e) * 16));
 #pragma unroll
-        for (int c = 0; c < kColumns; c++) {
-          const float dy = value(staged, c);
-          sums.of[c].x = fmaf(dy, value(x[e], c) - mean[c], sums.of[c].x), sums.of[c].y += dy;
-        }
+        for (int c = 0; c < kColumns; c++)
+          sums[c].x = fmaf(dy[c], x[e][c] - mean[c], sums[c].x), sums[c].y += dy[c];
+        x[e] = next[e];
       }
-#pragma unroll
-      for (int e = 0; e < kAtOnce; e++) x[e] = next[e];
     }
-    if (count > 0)
-      *(decltype(sums)*)(layout_.sums + (int64_t)(row / T::kSumsRows) * params_.n + col) = sums;
+#pragma unroll
+    for (int c = 0; c < kColumns; c++) {
+#pragma unroll
+      for (int distance = kChunks; distance < 32; distance *= 2) {
+        sums[c].x += __shfl_xor_sync(0xffffffffu, sums[c].x, distance);
+        sums[c].y += __shfl_xor_sync(0xffffffffu, sums[c].y, distance);
+      }
+    }
+    if (count > 0 && threadIdx.x % 32 < kChunks) {
+      float4* const to = (float4*)(layout_.sums + (int64_t)(row / T::kSumsRows) * params_.n + col);
+#pragma unroll
+      for (int c = 0; c < kColumns; c += 2)
+        to[c / 2] = make_float4(sums[c].x, sums[c].y, sums[c + 1].x, sums[c + 1].y);
+    }
     SyncConsumer();  // before others write to the buffers
   }
 
  private:
-  static constexpr int kNbytes = kRowsOfBox * 128;
+  static constexpr int kNbytes = kRowsOfBox * 128, kWarpNbytes = T::kStagingNbytes / 4;
 
   // Where elements of a column are in the buffers of the consumer's warps, from a row on that is a
   // multiple of 16.
@@ -777,7 +782,7 @@ class Boxes {
     }
 
    private:
-    static constexpr int kWarpNbytes = T::kStagingNbytes / 4, kOfChunk = 16 / (int)sizeof(E);
+    static constexpr int kOfChunk = 16 / (int)sizeof(E);
     const unsigned char* first_;
     int row_, chunk_;
   };
