@@ -348,8 +348,8 @@ __device__ __forceinline__ void ConsumeForKeysAhead(const Result<E>* to_dk, cons
       ReleaseStage(barriers, T::kQ, stage);
       ReleaseStage(barriers, T::kDy, stage);
     };
-    // Goes on to the next block some rows of which see these keys; false behind the last one.
     int unreleased = -1;  // the stage of rows that a product still reads
+    // Goes on to the next block some rows of which see these keys; false behind the last one.
     const auto next = [&](RowBlock<T>& to) {
       while (left > 0) {
         to = {at, block * T::kRows, sample};
