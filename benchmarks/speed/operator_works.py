@@ -806,8 +806,8 @@ WITHOUT = {
         "append_to_cache", "cached_attention", "draw_token",
     ), "a part of generation: `benchmarks generation` times a token"),
     **dict.fromkeys((
-        "matmul_bias", "matmul_bias_both", "matmul_map", "matmul_gradient", "matmul_sums",
-        "fused_cross_entropy", "fused_row_normalize", "fused_row_normalize_gradient",
+        "matmul_bias", "matmul_bias_both", "matmul_bias_slope", "matmul_map", "matmul_gradient",
+        "matmul_sums", "fused_cross_entropy", "fused_row_normalize", "fused_row_normalize_gradient",
         "fused_sparse_cross_entropy", "narrow_cross_entropy", "narrow_cross_entropy_gradient",
         "pointwise", "conv2d_pool", "conv2d_pool_data_gradient",
         "conv2d_pool_filter_gradient", "conv2d_pool_filter_bias_gradient",

@@ -5,7 +5,8 @@
 
 namespace dlsys {
 
-// Forward y = f(x); gradient dx = f(side, dy), where side is the activation's input or output.
+// Forward y = f(x); gradient dx = f(side, dy), where side is the activation's input or output, or
+// its derivative.
 #define DLSYS_ACTIVATIONS(X) \
   X(1, Relu)                 \
   X(2, Sigmoid)              \
@@ -22,12 +23,18 @@ namespace dlsys {
   X(3, GeluGradient)                  \
   X(4, GeluTanhGradient)              \
   X(5, SoftplusGradient)              \
-  X(6, HardSwishGradient)
+  X(6, HardSwishGradient)             \
+  X(7, Mul)
 
 #define DLSYS_ONE_MORE(code, Name) +1
 constexpr int64_t kActivations = DLSYS_ACTIVATIONS(DLSYS_ONE_MORE);  // code 0 is none
 constexpr int64_t kActivationGradients = DLSYS_ACTIVATION_GRADIENTS(DLSYS_ONE_MORE);
 #undef DLSYS_ONE_MORE
+
+// The code of the gradient of an activation that is of its input, or 0.
+constexpr int GradientOf(int64_t activation) {
+  return activation >= 4 && activation <= 6 ? (int)activation - 2 : 0;  // Silu to GeluTanh
+}
 
 inline int CheckedEpilogue(const char* op, int64_t code, int64_t first, int64_t last) {
   if (code < first || code > last)

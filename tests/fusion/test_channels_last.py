@@ -375,7 +375,8 @@ class Layout(unittest.TestCase):
         count = self.kernels(fetches, feeds, "tf32")
         self.assertEqual(count["transpose"], 1)
         self.assertEqual(count["conv2d_channels_last_statistics"], 53)
-        self.assertEqual(count["conv2d_data_gradient_channels_last"], 52)
+        self.assertEqual(count["conv2d_data_gradient_channels_last"], 8)
+        self.assertEqual(count["conv2d_data_gradient_channels_last_sums"], 44)
         self.assertEqual(count["conv2d_filter_gradient_channels_last"], 53)
         self.assertEqual(count["max_pool2d_channels_last"], 1)
         for precision in ("fp32", "3xtf32"):

@@ -1,5 +1,5 @@
-"""Batch norm inside the convolutions around it, of 16 bits on the GPU: statistics where a result is
-stored, relu by bits, and relu's gradient with its sums where a data gradient is stored.
+"""Batch norm inside the convolutions around it, on the GPU: statistics where a result is stored,
+relu by bits, and relu's gradient with its sums where a data gradient is stored.
 """
 
 from __future__ import annotations
@@ -129,6 +129,14 @@ class Kernels(unittest.TestCase):
                 with self.subTest(sizes=sizes, addends=addends, over=over):
                     self.sums(sizes, attrs, (bfloat16, FLOAT16)[k % 2], addends, over)
 
+    def test_sums_of_relu_s_gradient_in_float32(self) -> None:
+        """At tf32, tiles of each width."""
+        wide = ((1, 256, 33, 32, 64, 1), {}), ((2, 64, 32, 33, 256, 1), {})
+        for sizes, attrs in (*SUMS, *wide):
+            for addends, over in ((0, False), (1, False), (1, True)):
+                with self.subTest(sizes=sizes, addends=addends, over=over):
+                    self.sums(sizes, attrs, FLOAT32, addends, over)
+
     def sums(
         self, sizes: tuple[int, ...], attrs: dict[str, Any], dtype: Any, addends: int, over: bool
     ) -> None:
@@ -160,11 +168,13 @@ class Kernels(unittest.TestCase):
         terms = directions(abs(x), abs(f), abs(images), **attrs)[1].transpose(LAST)
         got, wanted = dz.asnumpy().astype(np.float64), np.where(on, dx + more, 0)
         # Without a kernel of its own, dx is rounded before the sum.
-        limit = ROUNDING[dtype] * (abs(dx) + abs(wanted)) + 2.0**-20 * terms + 2.0**-25
+        rounding = ROUNDING.get(dtype, 2.0**-24)
+        limit = rounding * (abs(dx) + abs(wanted)) + 2.0**-20 * terms + 2.0**-25
         self.assertTrue((abs(got - wanted) <= limit).all())
         of_channel = got.reshape(-1, c), moved.reshape(-1, c) - mean
         # There, too, the sums are of dz before it is rounded.
-        off = 1e-6 if c % 64 == 0 and attrs["stride"] == attrs["groups"] == 1 else ROUNDING[dtype]
+        as_stored = c % 64 == 0 and attrs["stride"] == attrs["groups"] == 1
+        off = 1e-6 if as_stored else max(1e-6, rounding)
         for value, factor in ((dscale, of_channel[1] / np.sqrt(variance + 1e-3)), (dbias, 1.0)):
             parts = of_channel[0] * factor
             np.testing.assert_array_less(
@@ -190,12 +200,12 @@ def bottleneck() -> tuple[Node, list[Node]]:
 
 @require(gpu(0))
 class Network(unittest.TestCase):
-    def values(self, names: Sequence[str]) -> tuple[list[Array], Counter]:
+    def values(self, names: Sequence[str], precision: str = "bf16") -> tuple[list[Array], Counter]:
         """The loss and its gradients without these fusions, and the kernels."""
         x, fetches = bottleneck()
         image = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)
         with without(*names):
-            executor = ad.Executor(fetches, ctx=gpu(0), precision="bf16")
+            executor = ad.Executor(fetches, ctx=gpu(0), precision=precision)
             found = executor.run({x: image})
             steps = executor.plan({x: x.shape}).steps
         return [v.asnumpy().astype(np.float64) for v in found], Counter(
@@ -242,6 +252,19 @@ class Network(unittest.TestCase):
             # Sums in another order may round values to others of their neighbors.
             size = np.linalg.norm(wanted)
             self.assertLess(np.linalg.norm(value - wanted), 0.02 * size)
+
+    @require_fusion("channels_last", "batch_norm", *FUSIONS)
+    def test_a_residual_block_of_float32(self) -> None:
+        """At tf32, which rounds operands alone: sums are those of values to 2^-24."""
+        exact, kernels = self.values(FUSIONS, "tf32")
+        self.assertEqual(kernels["conv2d_channels_last"], 5)
+        whole, kernels = self.values([], "tf32")
+        self.assertEqual(kernels["conv2d_channels_last_statistics"], 5)
+        self.assertEqual(kernels["batch_normalize_relu_bits"], 4)
+        self.assertEqual(kernels["conv2d_data_gradient_channels_last_sums"], 3)
+        for value, wanted in zip(whole, exact):
+            # A sum near a half may round to another neighbor in tf32.
+            self.assertLess(np.linalg.norm(value - wanted), 1e-3 * np.linalg.norm(wanted))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.errors import GraphError
 from dlsys.fusion.shared.body import ACTIVATIONS
+from dlsys.fusion.shared.rewrite import strip_views
 from dlsys.graph.node import Node, find_topo_sort
 from dlsys.passes.precision import set_precision
 from dlsys.runtime.device import Context, cpu, gpu
@@ -138,10 +139,27 @@ class Rewrites(unittest.TestCase):
         found = fused(fetches)
         self.assertEqual([node.spec for node in found], [node.spec for node in fetches])
         names = operators(found)
+        self.assertEqual(names.count("matmul_bias_slope"), 1)
+        self.assertEqual(sum(name.startswith("gelu_tanh") for name in names), 0)
+        self.assertEqual(names.count("mul"), 1)  # by the derivative
+        names = operators(fused([*fetches, y]))
         self.assertEqual(names.count("matmul_bias_both"), 1)
+        self.assertEqual(names.count("gelu_tanh_gradient"), 1)
         self.assertNotIn("gelu_tanh", names)
         named = ad.gelu_tanh_op(ad.matmul_op(x[0], w, algo="naive") + self.bias)
         self.assertNotIn("matmul_bias_both", operators(fused([named, *ad.gradients(named, [w])])))
+
+    def test_a_derivative_is_multiplied_where_a_product_is_stored(self) -> None:
+        x, w, v = variable("x", 2, 3, 4), variable("w", 4, 5), variable("v", 5, 6)
+        for op in (ad.silu_op, ad.gelu_op, ad.gelu_tanh_op):
+            z = ad.linear_op(op(ad.linear_op(x, w, self.bias)), v, variable("b", 6))
+            fetches = [z, *ad.gradients(ad.sum_op(z * z), [x, w])]
+            found = fused(fetches)
+            self.assertEqual([node.spec for node in found], [node.spec for node in fetches])
+            (back,) = (n for n in find_topo_sort(found) if n.op.name == "matmul_gradient")
+            self.assertEqual(back.attrs["gradient"], "mul")
+            (slope,) = strip_views(back.inputs[2]).inputs
+            self.assertEqual(slope.op.name, "matmul_bias_slope")
 
     def test_what_is_no_row_is_no_bias(self) -> None:
         column = variable("column", 6, 1)

@@ -222,6 +222,34 @@ class NarrowGemm(unittest.TestCase):
                     allowed += 1.13 * ROUNDING[dtype] * abs(exact)
                     self.assertLessEqual((abs(z.asnumpy() - wanted) - allowed).max(), 0)
 
+    def test_an_activation_and_its_derivative(self) -> None:
+        """As above; a derivative's own slope is 1.13 at most, too."""
+        names = [n for n in self.algorithms() if n in ("", "naive") or n.startswith("hopper")]
+        shapes = ((70, 136, 40), (20, 45, 24), (60, 40, 900), (300, 520, 72))
+        for dtype, (m, n, k), name in itertools.product(NARROW, shapes, names):
+            x, w = self.operands(m, n, k, (False, False), dtype)
+            bias = self.operands(n, 1, 1, (False, False), dtype)[0][:, 0]
+            exact = x.astype(np.float64) @ w + bias
+            scale = np.abs(x).astype(np.float64) @ np.abs(w) + np.abs(bias)
+            given = [array(values, self.ctx, dtype) for values in (x, w, bias)]
+            for function in ("silu", "gelu", "gelu_tanh"):
+                with self.subTest(algorithm=name, dtype=str(dtype), shape=(m, n, k), by=function):
+                    slope, z = (empty((m, n), self.ctx, dtype) for _ in range(2))
+                    slope[:] = z[:] = np.nan
+                    number, code = self.algorithms().index(name), ACTIVATIONS.index(function) + 1
+                    made = slope, z
+                    try:
+                        launch("matmul_bias_slope", self.ctx, *given, 0, 0, number, 0, code, *made)
+                    except (NotApplicableError, DeviceError):
+                        continue
+                    wanted = DACTS[f"{function}_gradient"](exact), FORMULAS[function](exact)
+                    for got, value in zip(made, wanted):
+                        # Where a derivative crosses 0 it is off by 2^-18 of what it is made of.
+                        own = 2.0**-18 * np.maximum(abs(value), 1)
+                        allowed = limit(value, 1.13 * scale, k, dtype) + own
+                        allowed += 1.13 * ROUNDING[dtype] * abs(exact)
+                        self.assertLessEqual((abs(got.asnumpy() - value) - allowed).max(), 0)
+
     @require_fusion("gemm_epilogue")
     def test_a_perceptron_under_bf16_has_no_kernel_of_its_activation(self) -> None:
         x, y = (ad.Variable(name, (16, 24), np.float32) for name in "xy")
@@ -233,7 +261,7 @@ class NarrowGemm(unittest.TestCase):
         executor = ad.Executor(fetches, self.ctx, "bf16")
         plan = executor.plan({x: (16, 24), y: (16, 24)})
         names = [step.node.op.kernel for step in plan.steps]
-        self.assertIn("matmul_bias_both", names)
+        self.assertIn("matmul_bias_slope", names)
         self.assertIn("matmul_gradient", names)
         self.assertFalse([name for name in names if name and name.startswith("gelu")])
         executor.check(feeds)

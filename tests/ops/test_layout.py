@@ -103,10 +103,10 @@ class Layout:
                     np.testing.assert_array_equal(got, value.transpose(axes))
 
     def test_colors_move_last(self) -> None:
-        """Few values side by side, of rows that fill vectors of 16 bytes and of others."""
+        """Few values side by side, of rows that fill warps, vectors of 16 bytes, and of others."""
         rng = np.random.default_rng(SEED)
         for channels in (1, 2, 3, 4, 5):
-            for height, width in ((4, 16), (5, 7)):
+            for height, width in ((4, 16), (5, 7), (16, 64)):
                 shape = (2, channels, height, width)
                 for dtype in (np.float32, np.float16, np.int64, np.uint8):
                     x = ad.Variable("x", shape, dtype=np.dtype(dtype))

@@ -43,19 +43,19 @@ from ..rungs import HEURISTIC
 from ..runtime.target import Target
 from .shared.body import close
 from .shared.image_operators import (
+    MOST_PLACES,
     Convolution,
     OverImages,
     conv2d_channels_last_op,
     data_gradient_channels_last_op,
     filter_gradient_channels_last_op,
+    max_pool_channels_last_op,
+    max_pool_gradient_channels_last_op,
 )
 from .shared.rewrite import Graph, exchange, value_of
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of (N, H, W, C) in (N, C, H, W), and back
 
-
-max_pool_channels_last_op = OverImages("max_pool2d_channels_last", 2)
-max_pool_gradient_channels_last_op = OverImages("max_pool2d_gradient_channels_last", 1, (1,))
 
 # Of a convolution: the operator over images, which inputs are images, and whether the result is.
 _CONVOLUTIONS: dict[Any, tuple[Convolution, tuple[int, ...], bool]] = {
@@ -77,12 +77,12 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     """The fetches over a graph whose convolutions have their channels last where that pays. The
     graph must be the executor's own: its nodes change.
     """
-    layout = _Layout(options)
     graph = Graph(fetches)
+    layout = _Layout(options, graph)
     for node in graph.order:
         with attributed_to(node):
             layout.visit(node)
-    return exchange(fetches, layout.replaced) if layout.pays(graph) else list(fetches)
+    return exchange(fetches, layout.replaced) if layout.pays() else list(fetches)
 
 
 def stands_for(op: Op) -> tuple[Convolution, tuple[int, ...], bool]:
@@ -98,8 +98,9 @@ class _Layout:
     replaced: what takes the place of a node where somebody reads it in its own layout.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, graph: Graph) -> None:
         self.replaced: dict[Node, Node] = {}
+        self._graph = graph
         self._target: Target = options.target
         self._tf32 = of_products(options.precision) == "tf32"
         self._of_16_bits = False  # some convolution is
@@ -128,12 +129,13 @@ class _Layout:
             inputs = [self._flat_of(x) if _is_image(x) else x for x in node.inputs]
             self._replace(node, node.derive(inputs, _flat_spec(node.spec)))
 
-    def pays(self, graph: Graph) -> bool:
+    def pays(self) -> bool:
         """True where the replaced nodes are faster, transposes included."""
         moved_first = sum(
             node.spec.size
             for node, back in self.replaced.items()
-            if back.op is transpose_op and any(self._reads_first(u) for u, _ in graph.readers(node))
+            if back.op is transpose_op
+            and any(self._reads_first(u) for u, _ in self._graph.readers(node))
         )
         moved = self._moved_last + moved_first
         return self._of_16_bits or moved <= _MOST_MOVED * self._convolved
@@ -220,14 +222,27 @@ class _Layout:
         image = node.inputs[0].spec.shape[2:] if forward else node.attrs["image"]
         pooling: Any = node.op
         windows = pooling.windows(node, image)
-        dtype = node.inputs[0].spec.dtype
-        if windows.dilation != (1, 1) or not self._target.has(op.kernel, dtype):
+        has_kernel = self._target.has(op.kernel, node.inputs[0].spec.dtype)
+        has_places = self._has_places(node) if forward else node.inputs[1] in self.replaced
+        if windows.dilation != (1, 1) or not (has_kernel and has_places):
             return
         made = self._over_images(op, node, range(len(node.inputs)), windows=windows)
         if forward:
             self._with_values[node] = made
         else:
             self._replace(node, reshape_op(made, _flat_spec(node.spec).shape))
+
+    def _has_places(self, node: Node) -> bool:
+        """True where gradients alone read where maxima are: they take places within windows."""
+        height, width = node.attrs["window"] or node.inputs[0].spec.shape[2:]
+        found = [value for value in self._graph.users[node] if value.attrs["index"] == 1]
+        only_gradients = all(
+            user.op is max_pool_gradient_op and user.spec.dtype == node.inputs[0].spec.dtype
+            for value in found
+            for user in self._graph.users[value]
+        )
+        fetched = any(self._graph.is_fetched(value) for value in found)
+        return height * width <= MOST_PLACES and only_gradients and not fetched
 
     def _over_images(self, op: OverImages, node: Node, images: Sequence[int], **attrs: Any) -> Node:
         """The operator over images (N, H, W, C) where inputs of `images` are such."""

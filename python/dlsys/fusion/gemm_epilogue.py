@@ -1,9 +1,10 @@
 """GEMM epilogues: what follows a matrix product, done while its elements are in registers.
 
 Patterns: a product, a row vector that is added, an activation, any of the last two; the same with
-the activation's input, which backward reads, as a second result, where there is a kernel of it; a
-product and the gradient of an activation, as a layer's backward has it; a product and the sums of
-one operand over K, the gradients of weights and bias.
+the activation's input, which backward reads, as a second result, where there is a kernel of it, or
+with the activation's derivative, where backward reads the input for that alone; a product and the
+gradient of an activation, or that derivative, as a layer's backward has it; a product and the sums
+of one operand over K, the gradients of weights and bias.
 """
 
 from __future__ import annotations
@@ -16,21 +17,34 @@ import numpy as np
 from ..graph.lines import attributed_to
 from ..graph.node import Node
 from ..graph.spec import normalize_axes
-from ..ops.elementwise import add_op
+from ..ops.elementwise import add_op, mul_op
+from ..ops.leaf import oneslike_op
 from ..ops.matmul import matmul_op, rung_attribute
 from ..ops.movement import reshape_op
 from ..ops.reduce import sum_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import Target
-from .shared.body import ACTIVATIONS, GRADIENTS, Body, FusedGemm, Selected, close, in_shape, shaped
+from .shared.body import (
+    ACTIVATIONS,
+    BY_SIDES,
+    GRADIENTS,
+    Body,
+    FusedGemm,
+    Selected,
+    close,
+    in_shape,
+    shaped,
+)
 from .shared.rewrite import Graph, exchange, strip_views, value_of
 
 _ACTIVATION = Selected("activation", ACTIVATIONS)
 matmul_bias_op = FusedGemm("matmul_bias", _ACTIVATION)  # activation(A B + bias)
 # A B + bias, and the activation of that
 matmul_bias_both_op = FusedGemm("matmul_bias_both", _ACTIVATION, outputs=2)
+# The activation's derivative at A B + bias, and the activation there
+matmul_bias_slope_op = FusedGemm("matmul_bias_slope", _ACTIVATION, outputs=2)
 matmul_map_op = FusedGemm("matmul_map", _ACTIVATION)  # activation(A B)
-matmul_gradient_op = FusedGemm("matmul_gradient", Selected("gradient", GRADIENTS))  # f(side, A B)
+matmul_gradient_op = FusedGemm("matmul_gradient", Selected("gradient", BY_SIDES))  # f(side, A B)
 # A B, and Σ over K of A or B in float32
 matmul_sums_op = FusedGemm("matmul_sums", Selected("of_A"), outputs=2)
 
@@ -50,7 +64,7 @@ def _epilogues(graph: Graph, target: Target) -> dict[Node, Node]:
     replaced: dict[Node, Node] = {}
     for node in graph.order:
         if _is_open(node, target, kernels):
-            replaced |= _with_epilogue(graph, node, target)
+            replaced |= _with_epilogue(graph, node, target, replaced)
     return replaced
 
 
@@ -85,9 +99,11 @@ def _operand_sums(graph: Graph, target: Target) -> dict[Node, Node]:
     return replaced
 
 
-def _with_epilogue(graph: Graph, product: Node, target: Target) -> dict[Node, Node]:
+def _with_epilogue(
+    graph: Graph, product: Node, target: Target, replaced: dict[Node, Node]
+) -> dict[Node, Node]:
     """The last node of what follows a product, or an activation's input and that, and what takes
-    their places.
+    their places. Where a gradient has been replaced by a product with a derivative, that is it.
     """
     columns = product.spec.shape[1]
     last, value = product, product  # `value` may be a view that reshapes `last`
@@ -108,6 +124,10 @@ def _with_epilogue(graph: Graph, product: Node, target: Target) -> dict[Node, No
             if other.spec.shape != user.spec.shape:
                 break
             side = other
+            if user in replaced:
+                by_slope = replaced[user]
+                fused = _fused_product(product, bias, by_slope.inputs[0], activation, by_slope)
+                return {user: shaped(fused, user)}
         else:
             break
         last = value = user
@@ -116,6 +136,9 @@ def _with_epilogue(graph: Graph, product: Node, target: Target) -> dict[Node, No
     if bias is not None and not activation and _is_open(product, target, ("matmul_bias_both",)):
         applied = next((x for x in graph.users[value] if _activates(x, value)), None)
         if applied is not None:
+            gradients = _gradients_of(graph, value, applied)
+            if gradients and _is_open(product, target, ("matmul_bias_slope",)):
+                return _with_slope(product, bias, last, applied, gradients)
             return _with_both(product, bias, last, applied)
     with attributed_to(last):
         fused = _fused_product(product, bias, side, activation, last)
@@ -138,6 +161,39 @@ def _with_both(product: Node, bias: Node, last: Node, applied: Node) -> dict[Nod
         made.stand_for(last)
         values = {last: value_of(made, 0, last), applied: value_of(made, 1, applied)}
         return {node: shaped(value, node) for node, value in values.items()}
+
+
+def _gradients_of(graph: Graph, x: Node, applied: Node) -> list[Node]:
+    """The gradients of an activation of x, if nobody reads x but for them."""
+    kernel = f"{applied.op.kernel}_gradient"
+    found = [user for user in graph.users[x] if user is not applied]
+    alone = all(
+        user.op.kernel == kernel and user.inputs[0] is x and user.inputs[1] is not x
+        for user in found
+    )
+    of_input = kernel in GRADIENTS and not graph.is_fetched(x)
+    return found if alone and of_input else []
+
+
+def _with_slope(
+    product: Node, bias: Node, last: Node, applied: Node, gradients: Sequence[Node]
+) -> dict[Node, Node]:
+    """An activation's derivative, with which its gradients are products, and the activation."""
+    shape = product.spec.shape
+    with attributed_to(last):
+        x = in_shape(last, shape)
+        slope = gradients[0].op(x, oneslike_op(x))
+        body = close([*product.inputs, bias], (slope, in_shape(applied, shape)))
+        attrs = _flags(product) | {"activation": applied.op.kernel}
+        made = matmul_bias_slope_op(*product.inputs, bias, body=body, **attrs)
+        made.stand_for(applied)
+        replaced = {applied: shaped(value_of(made, 1, applied), applied)}
+    for node in gradients:
+        with attributed_to(node):
+            of_node = in_shape(value_of(made, 0), node.spec.shape)
+            replaced[node] = mul_op(of_node, node.inputs[1])
+            replaced[node].stand_for(node)
+    return replaced
 
 
 def _fused_product(

@@ -1,7 +1,7 @@
 """Relu's gradient, and its sums for batch normalization, where a convolution stores the gradient of
 its data: neither is made by a kernel that reads it again.
 
-Patterns, of convolutions of 16 bits with channels last: the data gradient [+ another gradient],
+Patterns, of convolutions with channels last: the data gradient [+ another gradient],
 relu's gradient of that by bits (relu_bits.py), and the sums of the normalization before relu. The
 normalization's own gradient then reads relu's gradient as it is stored.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from ..arguments.kinds import Instance, Int
 from ..arguments.signature import Signature
-from ..dtypes import bfloat16, is_narrow
+from ..dtypes import bfloat16
 from ..graph.lines import attributed_to
 from ..graph.node import Node
 from ..ops.conv.geometry import Windows
@@ -120,8 +120,6 @@ def _is_gradient(graph: Graph, dy: Node) -> bool:
     node = strip_views(dy)
     if node.op is not data_gradient_channels_last_op or "algo" in node.attrs:
         return False
-    if not is_narrow(node.spec.dtype):
-        return False
     fits = node.attrs["windows"].stride == (1, 1) and node.attrs["groups"] == 1
     by_channels = dy.spec.shape[1:] == node.spec.shape[3:] and dy.spec.shape[1] % _CHANNELS == 0
     view = dy
@@ -142,10 +140,12 @@ def _made(gradient: Node, of_norm: Sequence[Node], others: Sequence[Node], sums:
         of_dz = batch_normalize_sums_op(x, mean, variance, dz, eps=eps, training=True)
         outputs = in_shape(dz, gradient.spec.shape), value_of(of_dz, 0), value_of(of_dz, 1)
         inputs = (*gradient.inputs, bits, x, mean, variance, *others)
-        attrs = {key: value for key, value in gradient.attrs.items() if key != "body"}
+        kept = {key: value for key, value in gradient.attrs.items() if key != "body"}
+        attrs = {key: value for key, value in kept.items() if key != "precision"}
         made = gradient_sums_ops[len(others)](
             *inputs, body=close(inputs, outputs), eps=eps, **attrs
         )
+        made.attrs = {**made.attrs, **kept}
     made.stand_for(sums)
     return made
 

@@ -1,8 +1,8 @@
 """One bit an element instead of relu's output, where only relu's gradient within the sums of a
-batch normalization reads it for that: a sixteenth of the bytes.
+batch normalization reads it for that: a sixteenth of the bytes of 16 bits, a 32nd of float32's.
 
-Pattern: relu(normalized x + addend), as batch_norm.py makes it of 16 bits with channels last, and
-the sums of its gradient. The map keeps a bit for each element that is positive.
+Pattern: relu(normalized x + addend), as batch_norm.py makes it with channels last, and the sums of
+its gradient. The map keeps a bit for each element that is positive.
 """
 
 from __future__ import annotations

@@ -171,6 +171,9 @@ class FillLikeOp(Op):
     def infer(self, node: Node, *specs: Spec) -> Spec:
         return specs[0]
 
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        arrays[-1].fill(self.value)
+
     def simplify(self, node: Node) -> Node:
         return full_op(node.spec.shape, self.value, node.spec.dtype)
 

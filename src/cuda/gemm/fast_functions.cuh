@@ -15,6 +15,11 @@ namespace fast {
 constexpr float kLog2E = 1.44269504f;
 
 __device__ __forceinline__ float Logistic(float x) { return Reciprocal(1.f + ExpTwo(-kLog2E * x)); }
+// An activation and its derivative.
+struct WithSlope {
+  float value, slope;
+};
+
 // x logistic(u(x)), u(x) = linear x + cubic x^3, which is SiLU or the tanh form of GELU; and its
 // derivative, times y. Twelve instructions at most.
 struct Gate {
@@ -32,6 +37,10 @@ struct Gate {
     const float square = x * x, gate = LogisticOf(x, square);
     return y * gate * (1.f + x * (3.f * cubic * square + linear) * (1.f - gate));
   }
+  __device__ __forceinline__ WithSlope Both(float x) const {
+    const float square = x * x, gate = LogisticOf(x, square);
+    return {x * gate, gate * (1.f + x * (3.f * cubic * square + linear) * (1.f - gate))};
+  }
 };
 
 // The standard normal distribution function as in functors.h, and exp(-x^2 / 2), which it takes.
@@ -47,10 +56,11 @@ struct Normal {
 };
 
 __device__ __forceinline__ float Gelu(float x) { return x * Normal(x).cdf; }
-__device__ __forceinline__ float GeluGradient(float x, float y) {
+__device__ __forceinline__ WithSlope GeluBoth(float x) {
   const Normal normal(x);
-  return y * (normal.cdf + x * (0.398942280f * normal.exp));
+  return {x * normal.cdf, normal.cdf + x * (0.398942280f * normal.exp)};
 }
+__device__ __forceinline__ float GeluGradient(float x, float y) { return y * GeluBoth(x).slope; }
 
 }  // namespace fast
 }  // namespace cuda

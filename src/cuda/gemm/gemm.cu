@@ -108,18 +108,22 @@ void MatmulBias(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t
   RunGemm(op, gemm, stream, algorithm);
 }
 
-// y = op(A) op(B) + bias, bias (n), and z = activation(y), of 16 bits.
-template <class T>
-void MatmulBiasBoth(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t trans_a,
-                    int64_t trans_b, int64_t algorithm, int64_t precision, int64_t activation,
-                    DLArray* y, DLArray* z, DLStream stream) {
-  const char* op = "matmul_bias_both";
+// Two results of y = op(A) op(B) + bias, bias (n), of 16 bits: y or, kSlope, the derivative of the
+// activation there, and z = activation(y).
+template <class T, bool kSlope>
+void MatmulBiasTwo(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t trans_a,
+                   int64_t trans_b, int64_t algorithm, int64_t precision, int64_t activation,
+                   DLArray* y, DLArray* z, DLStream stream) {
+  const char* op = kSlope ? "matmul_bias_slope" : "matmul_bias_both";
   Gemm gemm = Checked<T>(op, a, trans_a, b, trans_b, precision, z);
   SetBias(op, bias, z, &gemm);
   Enter(op, z, y);
   CheckSameShape(op, y, z);
   gemm.epilogue.before = const_cast<float*>(Address(op, y, gemm.dtype));
   gemm.epilogue.activation = CheckedEpilogue(op, activation, 1, kActivations);
+  gemm.epilogue.slope = kSlope;
+  if (kSlope && !GradientOf(activation))
+    Fail("%s: activation %ld has no derivative of its input", op, (long)activation);
   RunGemm(op, gemm, stream, algorithm);
 }
 
@@ -161,12 +165,16 @@ DLSYS_ALGORITHMS(cuda, matmul, GemmAlgorithms);
 DLSYS_KERNEL_TYPED(cuda, matmul_map, MatmulMap);
 DLSYS_KERNEL_TYPED(cuda, matmul_bias, MatmulBias);
 DLSYS_KERNEL_TYPED(cuda, matmul_gradient, MatmulGradient);
-DLSYS_KERNEL_OF(cuda, matmul_bias_both, "matmul_bias_both", DL_BFLOAT16, MatmulBiasBoth<bfloat16>);
-DLSYS_KERNEL_OF(cuda, matmul_bias_both, "matmul_bias_both", DL_FLOAT16, MatmulBiasBoth<float16>);
+#define DLSYS_TWO(name, slope)                                                     \
+  DLSYS_KERNEL_OF(cuda, name, #name, DL_BFLOAT16, MatmulBiasTwo<bfloat16, slope>); \
+  DLSYS_KERNEL_OF(cuda, name, #name, DL_FLOAT16, MatmulBiasTwo<float16, slope>);   \
+  DLSYS_ALGORITHMS(cuda, name, GemmAlgorithms)
+DLSYS_TWO(matmul_bias_both, false);
+DLSYS_TWO(matmul_bias_slope, true);
+#undef DLSYS_TWO
 DLSYS_KERNEL_TYPED(cuda, matmul_sums, MatmulSums);
 DLSYS_ALGORITHMS(cuda, matmul_map, GemmAlgorithms);
 DLSYS_ALGORITHMS(cuda, matmul_bias, GemmAlgorithms);
-DLSYS_ALGORITHMS(cuda, matmul_bias_both, GemmAlgorithms);
 DLSYS_ALGORITHMS(cuda, matmul_gradient, GemmAlgorithms);
 DLSYS_ALGORITHMS(cuda, matmul_sums, GemmAlgorithms);
 

@@ -70,13 +70,16 @@ void Run(const char* op, const GemmRung& rung, const Gemm& p, int variant, DLStr
   floats.StoreResult();
 }
 
-// The product, and behind it its activation, whose input is stored too.
+// The product, and behind it its activation, whose input is stored too, or its derivative.
 void RunInTwoSteps(const char* op, const Gemm& p, DLStream stream, int64_t algorithm) {
   Gemm product = p;
   product.c = p.epilogue.before;
   product.epilogue.before = nullptr, product.epilogue.activation = 0;
+  product.epilogue.slope = false;
   RunGemm(op, product, stream, algorithm);
   RunActivation(op, p.dtype, p.epilogue.activation, product.c, p.c, p.m * p.n, stream);
+  if (p.epilogue.slope)
+    RunSlope(op, p.dtype, p.epilogue.activation, p.epilogue.before, p.m * p.n, stream);
 }
 
 }  // namespace

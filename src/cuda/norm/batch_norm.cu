@@ -140,7 +140,12 @@ struct NormalizeOp {
             if constexpr (kBits) bits |= (unsigned)((float)T(out[e]) > 0.f) << e;
           }
           Write<kVector>(y + at, out);
-          if constexpr (kBits && kVector == 8) positive[at / 8] = (uint8_t)bits;
+          if constexpr (kBits && kVector == 4) {  // two lanes have a byte, and as many vectors
+            const int lane = (int)threadIdx.x % 32;
+            bits |= __shfl_xor_sync(3u << (lane & ~1), bits, 1) << 4;
+            if (lane % 2) return;
+          }
+          if constexpr (kBits && kVector > 1) positive[at / 8] = (uint8_t)bits;
         });
   }
 };
@@ -238,7 +243,6 @@ Normalized<T> NormalizedOf(const char* op, const MapInputs& of, const DLArray* x
 template <class T>
 void RunNormalize(const char* op, const MapInputs& of, int activation, DLArray* y,
                   uint8_t* positive, DLStream stream) {
-  constexpr bool kHasBits = kWide<T> == 8;
   const DLArrayList* addends = of.addends;
   const int64_t added = addends ? addends->count : 0;
   if (added != 0 && added != 1 && added != 5)
@@ -258,7 +262,10 @@ void RunNormalize(const char* op, const MapInputs& of, int activation, DLArray* 
   }
   T* out = Out<T>(op, y);
   const bool aligned = Aligned16(normalized.x) && Aligned16(addend.x) && Aligned16(out);
-  const bool bits = kHasBits && positive && aligned && shape.inner == 1 && shape.count % 8 == 0;
+  // Every tile has whole bytes: a thread's vector is one, or that of two side by side.
+  const bool in_bytes = shape.inner == 1 && shape.count % 8 == 0 &&
+                        (kWide<T> == 8 || shape.count < kMaxWidth || shape.count % kMaxWidth == 0);
+  const bool bits = positive && aligned && in_bytes;
   const auto run = [&](auto act, auto with_bits) {
     using Activation = decltype(act);
     constexpr bool kBits = decltype(with_bits)::value;
@@ -272,8 +279,7 @@ void RunNormalize(const char* op, const MapInputs& of, int activation, DLArray* 
     if (added) return map(std::integral_constant<Addend, Addend::kValues>());
     map(std::integral_constant<Addend, Addend::kNone>());
   };
-  if constexpr (kHasBits)
-    if (bits) return run(fn::Relu{}, std::true_type());
+  if (bits) return run(fn::Relu{}, std::true_type());
   if (activation == 0)
     run(NoActivation{}, std::false_type());
   else if (activation == 1)

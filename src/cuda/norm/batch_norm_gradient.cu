@@ -484,6 +484,7 @@ void ReluSumsByBits(const char* op, DLContext ctx, const T* x, const Channels& s
                                DLStream);
 DLSYS_RELU_SUMS(bfloat16)
 DLSYS_RELU_SUMS(float16)
+DLSYS_RELU_SUMS(float)
 #undef DLSYS_RELU_SUMS
 
 #define DLSYS_CHANNEL_SUMS(T)                                                            \

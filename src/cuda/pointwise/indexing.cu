@@ -5,6 +5,7 @@
 // depend on the size of an element only. The output never overlaps an input. An index out of range
 // fills its row with 0xFF bytes, which are NaN in floats and -1 in integers, and is reported
 // (fault.cuh). Memory bandwidth limits it.
+#include <cstring>
 #include <utility>
 
 #include "cuda/pointwise/copy.cuh"
@@ -42,16 +43,18 @@ __global__ void PadGradientKernel(const T* dy, T* dx, int64_t n, int64_t inner, 
   }
 }
 
-// x (outer, extent, inner) -> y (outer, count, inner), n elements
-template <class T>
+// x (outer, extent, inner) -> y (outer, count, inner), n units of one or more elements
+template <class T, class Index>
 __global__ void GatherKernel(const T* x, Indices indices, T* y, int64_t n, int64_t count,
                              int64_t extent, int64_t inner, Faults faults) {
+  T missing;
+  memset(&missing, 0xFF, sizeof missing);
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
-    const int64_t row = i / inner;
-    const int64_t outer = row / count;
+    const int64_t row = (Index)i / (Index)inner;
+    const int64_t outer = (Index)row / (Index)count;
     const int64_t at = indices[row - outer * count];
     const bool exists = at >= 0 && at < extent;
-    y[i] = exists ? x[(outer * extent + at) * inner + (i - row * inner)] : (T)~T(0);
+    y[i] = exists ? x[(outer * extent + at) * inner + (i - row * inner)] : missing;
     if (!exists && i == row * inner) faults.OutOfRange(at, row - outer * count, extent);
   }
 }
@@ -181,12 +184,16 @@ void Gather(const DLArray* x, const DLArray* indices, int64_t axis, DLArray* y, 
   const AxisSplit split("gather", x, axis);
   CheckGathered("gather", x, axis, indices, y);
   const Indices at = IndicesOf("gather", indices);
-  const int64_t n = Numel(y);
-  WithElementBits(x, [&](auto* type) {
+  // Rows are moved in units of up to 16 bytes.
+  const int64_t nbytes = DtypeNbytes(x->dtype), of_row = split.inner * nbytes;
+  int64_t unit = Aligned16(x->data) && Aligned16(y->data) ? 16 : nbytes;
+  while (unit > nbytes && of_row % unit) unit /= 2;
+  const int64_t n = Numel(y) * nbytes / unit;
+  WithBits(unit, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    Launch("gather", GatherKernel<T>, Blocks(n), kThreads, 0, stream, (const T*)x->data, at,
-           (T*)y->data, n, Numel(indices), split.n, split.inner,
-           FaultsOf("gather", "index", y->ctx.device_id));
+    const auto kernel = n <= UINT32_MAX ? GatherKernel<T, uint32_t> : GatherKernel<T, int64_t>;
+    Launch("gather", kernel, Blocks(n), kThreads, 0, stream, (const T*)x->data, at, (T*)y->data, n,
+           Numel(indices), split.n, of_row / unit, FaultsOf("gather", "index", y->ctx.device_id));
   });
 }
 

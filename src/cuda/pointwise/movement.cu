@@ -3,9 +3,10 @@
 // Moves depend on the size of an element only. The output never overlaps the input, except that a
 // cast between dtypes of one size may be in place. A transpose whose fastest input axis is not its
 // fastest output axis is tiled through shared memory, so that reads and writes are coalesced; one
-// to a few values of 16 bits side by side, as of colors that move last, is made in registers.
+// to a few values side by side, as of colors that move last, is made in registers.
 // Memory bandwidth limits it.
 #include "cuda/pointwise/copy.cuh"
+#include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "operators/indexing.h"
 #include "runtime/dtypes.h"
@@ -83,14 +84,18 @@ __global__ void TransposeKernel(const T* x, T* y, int64_t jobs, TransposeTiling 
   }
 }
 
-// The same to kLow values side by side: a thread moves 16 bytes of each of kLow rows of x. There
-// are `items` such, `of_row` in a row.
+// The same to kLow values side by side: a thread reads 16 bytes of each of kLow rows of x, and a
+// warp, whose results are contiguous, writes them in runs by way of shared memory. There are
+// `items` such threads' shares, those of a row in whole warps.
 template <class T, int kLow>
-__global__ void InterleaveKernel(const T* x, T* y, int64_t items, int64_t of_row,
-                                 TransposeTiling tiling) {
+__global__ void __launch_bounds__(kThreads)
+    InterleaveKernel(const T* x, T* y, int items, Divisor of_row, TransposeTiling tiling) {
   constexpr int kVector = 16 / (int)sizeof(T);
-  for (int64_t k = FirstItem(); k < items; k += ItemStep()) {
-    const int64_t batch = k / of_row, first = (k - batch * of_row) * kVector;
+  __shared__ float4 of_warps[kThreads / 32][32 * kLow];
+  float4* const staged = of_warps[threadIdx.x / 32];
+  const int lane = (int)threadIdx.x % 32;
+  for (int k = (int)FirstItem(); k < items; k += (int)ItemStep()) {
+    const int batch = k / of_row, first = (k - batch * (int)of_row.value) * kVector;
     const Offsets at = Locate(tiling.batch, batch);
     __align__(16) T from[kLow][kVector];
     __align__(16) T to[kVector * kLow];
@@ -100,8 +105,12 @@ __global__ void InterleaveKernel(const T* x, T* y, int64_t items, int64_t of_row
 #pragma unroll
     for (int e = 0; e < kVector * kLow; e++) to[e] = from[e % kLow][e / kLow];
 #pragma unroll
-    for (int q = 0; q < kLow; q++)
-      *(float4*)(y + at.y + first * kLow + q * kVector) = *(const float4*)(to + q * kVector);
+    for (int q = 0; q < kLow; q++) staged[lane * kLow + q] = *(const float4*)(to + q * kVector);
+    __syncwarp();
+    float4* const run = (float4*)(y + at.y + (int64_t)(first - lane * kVector) * kLow);
+#pragma unroll
+    for (int q = 0; q < kLow; q++) run[q * 32 + lane] = staged[q * 32 + lane];
+    __syncwarp();  // before others write there
   }
 }
 
@@ -208,26 +217,26 @@ TransposeTiling TilingOf(const Loop& loop) {
   return tiling;
 }
 
-// True where InterleaveKernel makes it: few values side by side, of at most 16 bits (those of 32
-// took 0.22 ms on an H200 where tiles take 0.16), and everything at 16 bytes.
+// True where InterleaveKernel makes it: few values side by side, rows of whole warps, everything at
+// 16 bytes.
 bool IsInterleaving(const TransposeTiling& tiling, const DLArray* x, const DLArray* y) {
   const int64_t vector = 16 / DtypeNbytes(y->dtype);
   bool aligned = Aligned16(x->data) && Aligned16(y->data) && tiling.x_low % vector == 0;
   for (int k = 0; k < tiling.batch.ndim; k++)
     aligned = aligned && tiling.batch.x[k] % vector == 0 && tiling.batch.y[k] % vector == 0;
-  const bool side_by_side = tiling.y_high == tiling.low && tiling.high % vector == 0;
-  return vector >= 8 && aligned && side_by_side && tiling.low >= 2 && tiling.low <= 4;
+  const bool in_warps = tiling.y_high == tiling.low && tiling.high % (32 * vector) == 0;
+  return aligned && in_warps && tiling.low >= 2 && tiling.low <= 4 && Numel(y) <= INT32_MAX;
 }
 
 template <class T>
 void Interleave(const DLArray* x, DLArray* y, const TransposeTiling& tiling, DLStream stream) {
   constexpr int64_t kVector = 16 / (int64_t)sizeof(T);
-  const int64_t items = Numel(y) / (tiling.low * kVector);
+  const int64_t items = Numel(y) / (tiling.low * kVector), of_row = tiling.high / kVector;
   const auto kernel = tiling.low == 2   ? InterleaveKernel<T, 2>
                       : tiling.low == 3 ? InterleaveKernel<T, 3>
                                         : InterleaveKernel<T, 4>;
   Launch("transpose", kernel, Blocks(items), kThreads, 0, stream, (const T*)x->data, (T*)y->data,
-         items, tiling.high / kVector, tiling);
+         (int)items, Divisor(of_row), tiling);
 }
 
 void Transpose(const DLArray* x, Struct<Permutation> perm, DLArray* y, DLStream stream) {
@@ -243,7 +252,7 @@ void Transpose(const DLArray* x, Struct<Permutation> perm, DLArray* y, DLStream 
   const int64_t jobs = n / (tiling.high * tiling.low) * tiling.tiles;
   WithElementBits(y, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    if constexpr (sizeof(T) <= 2)
+    if constexpr (sizeof(T) <= 4)
       if (IsInterleaving(tiling, x, y)) return Interleave<T>(x, y, tiling, stream);
     Launch("transpose", TransposeKernel<T>, Blocks(jobs, 1), kThreads, 0, stream, (const T*)x->data,
            (T*)y->data, jobs, tiling);

@@ -27,9 +27,10 @@ from ...rungs import GEMM
 from ...runtime.interface import interface
 
 # By their numbers, which count from 1: kernels of activations, y = f(x), and of their gradients,
-# dx = f(x or y, dy).
+# dx = f(x or y, dy), behind which is the product of a derivative and dy.
 ACTIVATIONS = tuple(interface.activations)
-GRADIENTS = tuple(interface.activation_gradients)
+BY_SIDES = tuple(interface.activation_gradients)
+GRADIENTS = tuple(name for name in BY_SIDES if name.endswith("_gradient"))
 
 
 class Body(NamedTuple):

@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from ...arguments.kinds import Instance, Int
 from ...arguments.signature import Signature
 from ...graph.node import Node
+from ...graph.spec import Spec
 from ...ops.conv.geometry import Windows
+from ...ops.conv.pooling import INT32, UINT8
 from ...ops.matmul import algorithm_number
 from .body import Body, Fused
 
@@ -44,6 +48,63 @@ class FilterGradient(Convolution):
     cache_local = True
 
 
+MOST_PLACES = 256  # of a window, that a byte counts
+
+
+class MaxPool(OverImages):
+    """The largest element of each window, and its place within the window: row by row, uint8. The
+    body gives its index into H×W.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("max_pool2d_channels_last", 2)
+
+    def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
+        y, argmax = cast(tuple[Spec, Spec], super().infer(node, *specs))
+        return y, argmax._replace(dtype=UINT8)
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        x, y, places = arrays
+        argmax = np.empty(places.shape, INT32)
+        super().numpy(node, x, y, argmax)
+        windows: Windows = node.attrs["windows"]
+        (down, across), (row, column) = _corners(windows), np.divmod(argmax, windows.image[1])
+        places[...] = (row - down) * windows.size[1] + column - across
+
+
+class MaxPoolGradient(OverImages):
+    """Adds each dy to where its maximum was found; inputs: dy, places. The body is over indices
+    into H×W.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("max_pool2d_gradient_channels_last", 1, (1,))
+
+    def infer(self, node: Node, *specs: Spec) -> Spec | tuple[Spec, ...]:
+        dy, places = specs
+        return super().infer(node, dy, places._replace(dtype=INT32))
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        dy, places, dx = arrays
+        windows: Windows = node.attrs["windows"]
+        (down, across), (row, column) = _corners(windows), np.divmod(places, windows.size[1])
+        argmax = (down + row) * windows.image[1] + across + column
+        super().numpy(node, dy, argmax, dx)
+
+
+def _corners(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
+    """The row of each window's first element in the image (oH, 1, 1), and its column (oW, 1);
+    before the image with padding.
+    """
+    down, across = (
+        np.arange(count, dtype=INT32) * stride - before
+        for count, stride, before in zip(windows.out, windows.stride, windows.before)
+    )
+    return down[:, None, None], across[:, None]
+
+
 conv2d_channels_last_op = Convolution("conv2d_channels_last")
 data_gradient_channels_last_op = Convolution("conv2d_data_gradient_channels_last")
 filter_gradient_channels_last_op = FilterGradient("conv2d_filter_gradient_channels_last")
+max_pool_channels_last_op = MaxPool()
+max_pool_gradient_channels_last_op = MaxPoolGradient()

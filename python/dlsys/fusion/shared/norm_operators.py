@@ -14,7 +14,6 @@ import numpy as np
 
 from ...arguments.kinds import Instance, Kind
 from ...arguments.signature import Signature
-from ...dtypes import is_narrow
 from ...graph.lines import attributed_to
 from ...graph.node import Node, Op
 from ...graph.spec import Spec
@@ -176,7 +175,7 @@ def keeps_bits(y: Node) -> bool:
     """True where a kernel can write the bits together with y."""
     by_eight = len(y.spec.shape) == 2 and y.spec.shape[1] % 8 == 0
     is_relu = y.op is batch_normalize_map_op and y.attrs["activation"] == "relu"
-    return is_relu and by_eight and is_narrow(y.spec.dtype)
+    return is_relu and by_eight
 
 
 def with_bits(y: Node) -> Node:

@@ -590,25 +590,6 @@ void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx)
 }
 
 template <class T>
-void DataGradientWithSums(const Call& at, const Conv& c, const T* f, const T* dy, T* dz,
-                          const GradientSums& sums) {
-  if (OnHopper(at, c, Pass::kDataGradient, dz, f, dy) && HopperMakesSums(c, sums))
-    return DataGradientOnHopper(at, c, f, dy, dz, &sums);
-  const Channels shape(c.n * Size(c.in), c.c, 1);
-  const auto add = [&](const T* addend) {
-    ReluSumsByBits(at.op, at.ctx, (const T*)sums.x, shape, sums.moments, sums.bits, addend, dz,
-                   sums.dscale, sums.dbias, at.stream);
-  };
-  if (sums.addend != dz) {
-    DataGradient(at, c, f, dy, dz);
-    return add((const T*)sums.addend);
-  }
-  const Scratch dx(at.ctx, shape.Numel() * (int64_t)sizeof(T), at.stream);
-  DataGradient(at, c, f, dy, (T*)dx.data());
-  add((const T*)dx.data());
-}
-
-template <class T>
 void FilterGradient(const Call& at, const Conv& c, const T* x, const T* dy, T* df) {
   if (OnHopper(at, c, Pass::kFilterGradient, x, df, dy))
     return FilterGradientOnHopper(at, c, x, dy, df);
@@ -676,8 +657,6 @@ void FilterGradient(const Call& at, const Conv& c, const float* x, const float* 
   template void ForwardWithStatistics(const Call&, const Conv&, const T*, const T*, T*, \
                                       const Statistics&);                               \
   template void DataGradient(const Call&, const Conv&, const T*, const T*, T*);         \
-  template void DataGradientWithSums(const Call&, const Conv&, const T*, const T*, T*,  \
-                                     const GradientSums&);                              \
   template void FilterGradient(const Call&, const Conv&, const T*, const T*, T*);       \
   template void SwapAxes(const Call&, const T*, int64_t, int64_t, int64_t, T*)
 DLSYS_CHANNELS_LAST(bfloat16);

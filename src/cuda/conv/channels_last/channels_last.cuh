@@ -44,8 +44,7 @@ struct GradientSums {
   float *dscale, *dbias;  // (c)
 };
 
-// bias may be null; T is bfloat16, float16 or float. With statistics or sums it is
-// of 16 bits.
+// bias may be null; T is bfloat16, float16 or float.
 template <class T>
 void Forward(const Call& at, const Conv& conv, const T* x, const T* f, const T* bias, T* y);
 template <class T>
@@ -53,9 +52,6 @@ void ForwardWithStatistics(const Call& at, const Conv& conv, const T* x, const T
                            const Statistics& statistics);
 template <class T>
 void DataGradient(const Call& at, const Conv& conv, const T* f, const T* dy, T* dx);
-template <class T>
-void DataGradientWithSums(const Call& at, const Conv& conv, const T* f, const T* dy, T* dz,
-                          const GradientSums& sums);
 template <class T>
 void FilterGradient(const Call& at, const Conv& conv, const T* x, const T* dy, T* df);
 

@@ -330,15 +330,16 @@ constexpr hopper::TileTime kTimes[] = {{128, 256, 2, false, 0.66, 2.4, 0},
                                        {128, 64, 1, true, 0.32, 0.4, 0}};
 static_assert(std::tuple_size_v<Tilings> == std::size(kTimes));
 
-// True where a tiling stages a whole tile, so that its side has room.
-template <size_t... k>
+// True where a tiling stages a whole tile, so that its side has room; that of float32 needs none.
+template <class T, size_t... k>
 bool HasRoomForSide(int tiling, std::index_sequence<k...>) {
-  constexpr bool kHas[] = {std::tuple_element_t<k, Tilings>::kTileN <=
-                           std::tuple_element_t<k, Tilings>::kStagingN...};
+  constexpr bool kHas[] = {sizeof(T) == 4 || std::tuple_element_t<k, Tilings>::kTileN <=
+                                                 std::tuple_element_t<k, Tilings>::kStagingN...};
   return kHas[tiling];
 }
+template <class T>
 bool HasRoomForSide(int tiling) {
-  return HasRoomForSide(tiling, std::make_index_sequence<std::tuple_size_v<Tilings>>());
+  return HasRoomForSide<T>(tiling, std::make_index_sequence<std::tuple_size_v<Tilings>>());
 }
 
 // The fastest by `us(tiling)`, a Config.
@@ -417,7 +418,7 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
   const hopper::Extents extents{params.m, params.n, params.k_panels, 1};
   if (sums) params.side = sums->addend;
   const Config config = Fastest(at, [&](int k) {
-    if (params.side && !HasRoomForSide(k)) return Config{k, 0, 0, INFINITY};
+    if (params.side && !HasRoomForSide<T>(k)) return Config{k, 0, 0, INFINITY};
     const auto estimated = [&](bool may_split) {
       return hopper::Estimated(kTimes[k], extents, Multiprocessors(at.ctx.device_id), k, may_split);
     };
@@ -439,11 +440,12 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
         PixelMap(at.op, kDtype<T>, x, images, Tile::kTileM),
         ArrayMap<3>(at.op, kDtype<T>, filter, {c.in_channels, Size(kernel), c.out_channels},
                     {c.in_channels, c.in_channels * Size(kernel)}, box),
-        sizeof(T) == 4 && !statistics ? CUtensorMap{}
+        sizeof(T) == 4 && !statistics && !sums ? CUtensorMap{}
         : layout.as_pixels ? PixelMap(at.op, kDtype<T>, first, results, kRowsOfBox)
                            : BoxMap(at.op, kDtype<T>, out, params.n, params.m, params.n, 1,
                                     kRowsOfBox, /*rounds=*/false),
-        params.side ? RowsMap<T>(at, params.side, params.n, params.m, kRowsOfBox) : CUtensorMap{}};
+        sizeof(T) == 2 && params.side ? RowsMap<T>(at, params.side, params.n, params.m, kRowsOfBox)
+                                      : CUtensorMap{}};
     const auto launch = [&](auto source, const auto& of_source) {
       hopper::LaunchTiles<T, Tile, typename decltype(source)::type, false>(
           at.op, at.ctx, config, maps, params, of_source, at.stream);
@@ -457,7 +459,7 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
       launch(Type<CorrelationWithMoments16<T, Tile>>(), MomentsLayout{layout, of_groups});
       CombineMoments(at.op, at.ctx, of_groups, params.m, rows, params.n, statistics->mean,
                      statistics->variance, at.stream);
-    } else if constexpr (sizeof(T) == 2) {
+    } else {
       launch(Type<CorrelationWithSums16<T, Tile>>(),
              SumsLayout{layout, sums->x, sums->bits, sums->moments.mean, of_groups});
       CombineSums(at.op, at.ctx, of_groups, groups, params.n, sums->moments, sums->dscale,

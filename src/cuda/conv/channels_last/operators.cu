@@ -154,6 +154,25 @@ void ToData(const channels_last::Call& at, const Conv& c, const T* f, const T* d
   channels_last::DataGradient(at, c, f, dy, dx);
 }
 template <class T>
+void ToDataWithSums(const channels_last::Call& at, const Conv& c, const T* f, const T* dy, T* dz,
+                    const channels_last::GradientSums& sums) {
+  if (channels_last::HopperMakesSums(c, sums) &&
+      !channels_last::HopperRefusal(at, c, Pass::kDataGradient, dz, f, dy))
+    return channels_last::DataGradientOnHopper(at, c, f, dy, dz, &sums);
+  const Channels shape(c.n * Size(c.in), c.c, 1);
+  const auto add = [&](const T* addend) {
+    ReluSumsByBits(at.op, at.ctx, (const T*)sums.x, shape, sums.moments, sums.bits, addend, dz,
+                   sums.dscale, sums.dbias, at.stream);
+  };
+  if (sums.addend != dz) {
+    ToData(at, c, f, dy, dz);
+    return add((const T*)sums.addend);
+  }
+  const Scratch dx(at.ctx, shape.Numel() * (int64_t)sizeof(T), at.stream);
+  ToData(at, c, f, dy, (T*)dx.data());
+  add((const T*)dx.data());
+}
+template <class T>
 void ToFilter(const channels_last::Call& at, const Conv& c, const T* x, const T* dy, T* df) {
   if constexpr (sizeof(T) == 4)
     if (!HasKernel(at, c, Pass::kFilterGradient, x, df, dy)) {
@@ -228,8 +247,7 @@ void DataGradientSums(const DLArray* f, const DLArray* dy, const DLArray* bits, 
                                          MomentsOf(op, mean, variance, conv.c, eps),
                                          ChannelResult(op, dscale, conv.c),
                                          ChannelResult(op, dbias, conv.c)};
-  channels_last::DataGradientWithSums({op, dz->ctx, stream}, conv, In<T>(op, f), In<T>(op, dy),
-                                      Out<T>(op, dz), sums);
+  ToDataWithSums({op, dz->ctx, stream}, conv, In<T>(op, f), In<T>(op, dy), Out<T>(op, dz), sums);
 }
 
 template <class T>
@@ -266,19 +284,16 @@ bool FitsFilterGradient(const DLArray* x, const DLArray* dy, DLArray* df,
   return Fits<Pass::kFilterGradient>(x, df, dy, windows, groups);
 }
 
-#define DLSYS_OF_16_BITS(name, Template)                               \
+#define DLSYS_CHANNELS_LAST(name, Template)                            \
+  DLSYS_KERNEL_OF(cuda, name, #name, DL_FLOAT32, Template<float>);     \
   DLSYS_KERNEL_OF(cuda, name, #name, DL_BFLOAT16, Template<bfloat16>); \
   DLSYS_KERNEL_OF(cuda, name, #name, DL_FLOAT16, Template<float16>)
-#define DLSYS_CHANNELS_LAST(name, Template)                        \
-  DLSYS_KERNEL_OF(cuda, name, #name, DL_FLOAT32, Template<float>); \
-  DLSYS_OF_16_BITS(name, Template)
 DLSYS_CHANNELS_LAST(conv2d_channels_last, Forward);
 DLSYS_CHANNELS_LAST(conv2d_data_gradient_channels_last, DataGradient);
 DLSYS_CHANNELS_LAST(conv2d_filter_gradient_channels_last, FilterGradient);
 DLSYS_CHANNELS_LAST(conv2d_channels_last_statistics, ForwardStatistics);
-DLSYS_OF_16_BITS(conv2d_data_gradient_channels_last_sums, DataGradientSums);
+DLSYS_CHANNELS_LAST(conv2d_data_gradient_channels_last_sums, DataGradientSums);
 #undef DLSYS_CHANNELS_LAST
-#undef DLSYS_OF_16_BITS
 DLSYS_FITS(cuda, conv2d_channels_last, FitsForward);
 DLSYS_FITS(cuda, conv2d_data_gradient_channels_last, FitsDataGradient);
 DLSYS_FITS(cuda, conv2d_filter_gradient_channels_last, FitsFilterGradient);

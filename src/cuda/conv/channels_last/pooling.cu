@@ -1,7 +1,8 @@
 // Max-pooling of images with channels last, and its gradient: x and dx (n, in, c), y and dy and the
-// int32 argmax (n, out, c); an argmax counts within its H x W. Contiguous; results overlap no
-// input. A thread has the channels of 16 bytes of an output element where there are such;
-// memory-bound.
+// uint8 places of the largest elements (n, out, c). A place counts within its window, row by row,
+// which has at most 256 elements. Contiguous; results overlap no input. A thread has the channels
+// of 16 bytes of an output element where there are such, and small windows are unrolled, so that
+// their loads are in flight at once; memory-bound.
 //
 // The gradient gathers, in float32: a thread visits the windows that cover its element in row-major
 // order, so there are no atomics and the order of summation is fixed.
@@ -35,79 +36,114 @@ __device__ __forceinline__ Item ItemOf(const Windows& p, int k) {
           (k - position * (int)p.by_vectors.value) * kVector};
 }
 
-template <int kVector>
-__device__ __forceinline__ void LoadIndices(const int32_t* from, int (&to)[kVector]) {
-  if constexpr (kVector == 1) {
-    to[0] = *from;
-  } else {
+using Place = uint8_t;
+constexpr int64_t kMostPlaces = 256;
+
+// `width` elements a row or, where it is not 0, kWidth; calls f(row, column, exists) for the square
+// that is known, whose elements exist inside of [first, last), else for those elements alone.
+struct Range {
+  int first, last;
+};
+template <int kWidth, class F>
+__device__ __forceinline__ void ForSquare(const Range& rows, const Range& columns, const F& f) {
+  if constexpr (kWidth > 0) {
 #pragma unroll
-    for (int q = 0; q < kVector / 4; q++) {
-      const int4 v = ((const int4*)from)[q];
-      to[4 * q] = v.x, to[4 * q + 1] = v.y, to[4 * q + 2] = v.z, to[4 * q + 3] = v.w;
+    for (int i = 0; i < kWidth; i++) {
+#pragma unroll
+      for (int j = 0; j < kWidth; j++)
+        f(i, j, i >= rows.first && i < rows.last && j >= columns.first && j < columns.last);
     }
-  }
-}
-template <int kVector>
-__device__ __forceinline__ void StoreIndices(int32_t* to, const int (&from)[kVector]) {
-  if constexpr (kVector == 1) {
-    *to = from[0];
   } else {
-#pragma unroll
-    for (int q = 0; q < kVector / 4; q++)
-      ((int4*)to)[q] = int4{from[4 * q], from[4 * q + 1], from[4 * q + 2], from[4 * q + 3]};
+    for (int i = rows.first; i < rows.last; i++)
+      for (int j = columns.first; j < columns.last; j++) f(i, j, true);
   }
 }
 
-template <class T, int kVector>
-__global__ void MaxPoolKernel(const Windows p, const T* x, T* y, int32_t* argmax) {
+// Of windows of kWidth x kWidth elements, or any.
+template <class T, int kVector, int kWidth>
+__global__ void MaxPoolKernel(const Windows p, const T* x, T* y, Place* places) {
   for (int64_t k = FirstItem(); k < p.items; k += ItemStep()) {
     const Item item = ItemOf<kVector>(p, (int)k);
     const T* image = x + item.image * p.in_h * p.in_w * p.channels + item.c;
     const int top = item.h * (int)p.stride_h.value - p.pad_h,
               left = item.w * (int)p.stride_w.value - p.pad_w;
+    const Range rows{max(-top, 0), min(p.window_h, p.in_h - top)};
+    const Range columns{max(-left, 0), min(p.window_w, p.in_w - left)};
+    const auto read = [&](int i, int j) {
+      return Read<kVector>(image + ((int64_t)(top + i) * p.in_w + left + j) * p.channels);
+    };
     float largest[kVector] = {};
     int best[kVector];
 #pragma unroll
     for (int e = 0; e < kVector; e++) best[e] = -1;
-    for (int i = max(top, 0); i < min(top + p.window_h, p.in_h); i++) {
-      for (int j = max(left, 0); j < min(left + p.window_w, p.in_w); j++) {
-        const int at = i * p.in_w + j;
-        const auto values = Read<kVector>(image + (int64_t)at * p.channels);
+    const auto compare = [&](const Vec<T, kVector>& values, int place) {
 #pragma unroll
-        for (int e = 0; e < kVector; e++) {
-          // NaN is larger than every other value.
-          const bool larger = !(values[e] <= largest[e]) && largest[e] == largest[e];
-          if (best[e] >= 0 && !larger) continue;
-          largest[e] = values[e];
-          best[e] = at;
-        }
+      for (int e = 0; e < kVector; e++) {
+        // NaN is larger than every other value.
+        const bool larger = !(values[e] <= largest[e]) && largest[e] == largest[e];
+        if (best[e] >= 0 && !larger) continue;
+        largest[e] = values[e];
+        best[e] = place;
       }
+    };
+    if constexpr (kWidth > 0) {
+      Vec<T, kVector> values[kWidth * kWidth];
+      ForSquare<kWidth>(rows, columns, [&](int i, int j, bool exists) {
+        if (exists) values[i * kWidth + j] = read(i, j);
+      });
+      ForSquare<kWidth>(rows, columns, [&](int i, int j, bool exists) {
+        if (exists) compare(values[i * kWidth + j], i * kWidth + j);
+      });
+    } else {
+      ForSquare<0>(rows, columns,
+                   [&](int i, int j, bool) { compare(read(i, j), i * p.window_w + j); });
     }
     Write<kVector>(y + k * kVector, largest);
-    StoreIndices<kVector>(argmax + k * kVector, best);
+    Vec<Place, kVector> of;
+#pragma unroll
+    for (int e = 0; e < kVector; e++) of.elements[e] = (Place)best[e];
+    *(Vec<Place, kVector>*)(places + k * kVector) = of;
   }
 }
 
-template <class T, int kVector>
-__global__ void MaxPoolGradientKernel(const Windows p, const T* dy, const int32_t* argmax, T* dx) {
+// Of elements that at most kWidth x kWidth windows cover, or any number.
+template <class T, int kVector, int kWidth>
+__global__ void MaxPoolGradientKernel(const Windows p, const T* dy, const Place* places, T* dx) {
+  struct Loaded {
+    Vec<T, kVector> dy;
+    Vec<Place, kVector> places;
+  };
   for (int64_t k = FirstItem(); k < p.items; k += ItemStep()) {
     const Item item = ItemOf<kVector>(p, (int)k);
-    const int mine = item.h * p.in_w + item.w, down = item.h + p.pad_h, right = item.w + p.pad_w;
+    const int down = item.h + p.pad_h, right = item.w + p.pad_w;
     const int first_i = down < p.window_h ? 0 : (down - p.window_h) / p.stride_h + 1;
     const int first_j = right < p.window_w ? 0 : (right - p.window_w) / p.stride_w + 1;
-    const int last_i = min(down / p.stride_h + 1, p.out_h);
-    const int last_j = min(right / p.stride_w + 1, p.out_w);
+    const Range rows{0, min(down / p.stride_h + 1, p.out_h) - first_i};
+    const Range columns{0, min(right / p.stride_w + 1, p.out_w) - first_j};
+    const int64_t corner = (item.image * p.out_h + first_i) * p.out_w + first_j;
+    const auto load = [&](int i, int j) {
+      const int64_t at = (corner + i * p.out_w + j) * p.channels + item.c;
+      return Loaded{Read<kVector>(dy + at), *(const Vec<Place, kVector>*)(places + at)};
+    };
     float sum[kVector] = {};
-    for (int i = first_i; i < last_i; i++) {
-      for (int j = first_j; j < last_j; j++) {
-        const int64_t window = (item.image * p.out_h + i) * p.out_w + j;
-        const int64_t at = window * p.channels + item.c;
-        const auto values = Read<kVector>(dy + at);
-        int best[kVector];
-        LoadIndices<kVector>(argmax + at, best);
+    const auto add = [&](const Loaded& window, int i, int j) {
+      const int row = down - (first_i + i) * (int)p.stride_h.value;
+      const int column = right - (first_j + j) * (int)p.stride_w.value;
+      const int mine = row * p.window_w + column;
 #pragma unroll
-        for (int e = 0; e < kVector; e++) sum[e] += best[e] == mine ? values[e] : 0.f;
-      }
+      for (int e = 0; e < kVector; e++)
+        sum[e] += window.places.elements[e] == mine ? window.dy[e] : 0.f;
+    };
+    if constexpr (kWidth > 0) {
+      Loaded windows[kWidth * kWidth];
+      ForSquare<kWidth>(rows, columns, [&](int i, int j, bool exists) {
+        if (exists) windows[i * kWidth + j] = load(i, j);
+      });
+      ForSquare<kWidth>(rows, columns, [&](int i, int j, bool exists) {
+        if (exists) add(windows[i * kWidth + j], i, j);
+      });
+    } else {
+      ForSquare<0>(rows, columns, [&](int i, int j, bool) { add(load(i, j), i, j); });
     }
     Write<kVector>(dx + k * kVector, sum);
   }
@@ -142,42 +178,65 @@ Windows WindowsOf(const char* op, const DLArray* x, const DLArray* y, const DLAr
           Numel(out) / vector};
 }
 
-int32_t* Indices(const char* op, const DLArray* a) {
-  if (a->dtype != DL_INT32) Fail("%s: expected int32 indices, got %s", op, DtypeText(a->dtype));
-  return (int32_t*)a->data;
+Place* PlacesOf(const char* op, const DLArray* a, const WindowOptions& options) {
+  if (a->dtype != DL_UINT8) Fail("%s: expected uint8 places, got %s", op, DtypeText(a->dtype));
+  if (Size(options.size) > kMostPlaces)
+    Fail("%s: expected windows of at most %ld elements, got %ld x %ld", op, (long)kMostPlaces,
+         (long)options.size.h, (long)options.size.w);
+  return (Place*)a->data;
 }
 
 template <class T>
-bool InVectors(const DLArray* images, const T* x, const T* y, const void* argmax) {
-  return images->shape[3] % kWide<T> == 0 && Aligned16(x) && Aligned16(y) && Aligned16(argmax);
+bool InVectors(const DLArray* images, const T* x, const T* y, const Place* places) {
+  return images->shape[3] % kWide<T> == 0 && Aligned16(x) && Aligned16(y) && Aligned16(places);
+}
+
+// Calls run(vector, width), two std::integral_constant, of the width of a square that is known.
+template <class T, class Run>
+void WithWidth(bool vectors, int64_t height, int64_t width, Run&& run) {
+  const auto with = [&](auto of_square) {
+    vectors ? run(std::integral_constant<int, kWide<T>>(), of_square)
+            : run(std::integral_constant<int, 1>(), of_square);
+  };
+  if (height == width && width == 2) return with(std::integral_constant<int, 2>());
+  if (height == width && width == 3) return with(std::integral_constant<int, 3>());
+  with(std::integral_constant<int, 0>());
 }
 
 template <class T>
-void MaxPool(const DLArray* x, DLArray* y, DLArray* argmax, Struct<WindowOptions> windows,
+void MaxPool(const DLArray* x, DLArray* y, DLArray* places, Struct<WindowOptions> windows,
              DLStream stream) {
   const char* op = "max_pool2d_channels_last";
-  Enter(op, y, x, argmax);
-  CheckSameShape(op, y, argmax);
+  Enter(op, y, x, places);
+  CheckSameShape(op, y, places);
   const T* in = In<T>(op, x);
   T* out = Out<T>(op, y);
-  const bool vectors = InVectors(x, in, out, argmax->data);
-  const Windows p = WindowsOf(op, x, y, y, *windows, vectors ? kWide<T> : 1);
-  Launch(op, vectors ? MaxPoolKernel<T, kWide<T>> : MaxPoolKernel<T, 1>, Blocks(p.items), kThreads,
-         0, stream, p, in, out, Indices(op, argmax));
+  Place* of = PlacesOf(op, places, *windows);
+  WithWidth<T>(InVectors(x, in, out, of), windows->size.h, windows->size.w,
+               [&](auto vector, auto width) {
+                 const Windows p = WindowsOf(op, x, y, y, *windows, vector);
+                 Launch(op, MaxPoolKernel<T, vector, width>, Blocks(p.items), kThreads, 0, stream,
+                        p, in, out, of);
+               });
 }
 
 template <class T>
-void MaxPoolGradient(const DLArray* dy, const DLArray* argmax, DLArray* dx,
+void MaxPoolGradient(const DLArray* dy, const DLArray* places, DLArray* dx,
                      Struct<WindowOptions> windows, DLStream stream) {
   const char* op = "max_pool2d_gradient_channels_last";
-  Enter(op, dx, dy, argmax);
-  CheckSameShape(op, dy, argmax);
+  Enter(op, dx, dy, places);
+  CheckSameShape(op, dy, places);
   const T* in = In<T>(op, dy);
   T* out = Out<T>(op, dx);
-  const bool vectors = InVectors(dx, in, out, argmax->data);
-  const Windows p = WindowsOf(op, dx, dy, dx, *windows, vectors ? kWide<T> : 1);
-  Launch(op, vectors ? MaxPoolGradientKernel<T, kWide<T>> : MaxPoolGradientKernel<T, 1>,
-         Blocks(p.items), kThreads, 0, stream, p, in, Indices(op, argmax), out);
+  const Place* of = PlacesOf(op, places, *windows);
+  // Windows that cover an element, along each axis.
+  const HW size = windows->size, stride = windows->stride;
+  WithWidth<T>(InVectors(dx, in, out, of), CeilDiv(size.h, stride.h), CeilDiv(size.w, stride.w),
+               [&](auto vector, auto width) {
+                 const Windows p = WindowsOf(op, dx, dy, dx, *windows, vector);
+                 Launch(op, MaxPoolGradientKernel<T, vector, width>, Blocks(p.items), kThreads, 0,
+                        stream, p, in, of, out);
+               });
 }
 
 #define DLSYS_CHANNELS_LAST(name, Template)                            \

@@ -16,7 +16,7 @@ HopperGemm ForHopper(const Gemm& p, int64_t batch = 1) {
                      batch, p.trans_a, p.trans_b, p.dtype, split, p.ctx};
   gemm.bias = p.epilogue.bias, gemm.side = p.epilogue.side;
   gemm.activation = p.epilogue.activation, gemm.gradient = p.epilogue.gradient;
-  gemm.before = p.epilogue.before;
+  gemm.before = p.epilogue.before, gemm.slope = p.epilogue.slope;
   gemm.sums = p.sums, gemm.sums_of_a = p.sums_of_a;
   return gemm;
 }

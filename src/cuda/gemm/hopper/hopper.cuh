@@ -23,9 +23,12 @@ struct HopperGemm {
   bool split = false;
   DLContext ctx;
   const void *bias = nullptr, *side = nullptr;  // (n), and of C's shape
-  int activation = 0, gradient = 0;             // codes of operators/epilogue.h
-  void* before = nullptr;  // of C's shape: C before its activation, where HopperStoresBoth
-  float* sums = nullptr;   // over k of op(A), (m), or of op(B), (n), where HopperMakesSums
+  int activation = 0, gradient = 0;             // codes of math/epilogue.h
+  // Of C's shape, where HopperStoresBoth: C before its activation or, with `slope`, the derivative
+  // of that.
+  void* before = nullptr;
+  bool slope = false;
+  float* sums = nullptr;  // over k of op(A), (m), or of op(B), (n), where HopperMakesSums
   bool sums_of_a = false;
 };
 
@@ -39,7 +42,7 @@ void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int 
 // True where it makes the sums that it is asked for: of float32 that it transposes, and of 16 bits
 // those of an A that lies along M.
 bool HopperMakesSums(const HopperGemm& gemm);
-// True where it can store C before its activation too.
+// True where it can store C before its activation too, or the derivative.
 bool HopperStoresBoth(const HopperGemm& gemm);
 // True where it has code for the activation or gradient: relu and its gradient, and but for 3xtf32,
 // whose results they are not exact enough for, the functions of fast_functions.cuh.

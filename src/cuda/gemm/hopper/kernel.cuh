@@ -19,6 +19,7 @@
 #include "cuda/gemm/fast_functions.cuh"
 #include "cuda/instructions/hopper.cuh"
 #include "cuda/instructions/ring.cuh"
+#include "cuda/pointwise/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "operators/epilogue.h"
 
@@ -47,13 +48,12 @@ struct Tiling {
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
-  // Rows of a column, and of two of 16 bits side by side, that a thread of a consumer reads of what
-  // is staged.
+  // Rows of a column that a thread of a consumer reads of what is staged.
   template <class E>
   static constexpr int kStagedN = StagingN * 2 / (int)sizeof(E);
   template <class E>
   static constexpr int kMomentsRows = kRows * kStagedN<E> / 128;
-  static constexpr int kSumsRows = kRows * StagingN / 256;
+  static constexpr int kSumsRows = kRows / 4;  // of a warp
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
   // Eight rows of ones lie behind the buffers: B of the products that sum rows of A.
@@ -74,7 +74,8 @@ struct Params {
   float4* partial;     // of the parts of tiles
   unsigned* arrivals;  // zeros, by tile, block of the cluster and consumer
   void* c;
-  void* before;             // of C's shape: C before its activation, or null
+  void* before;             // of C's shape: C before its activation or, with `slope`, the
+  bool slope;               // derivative of that; or null
   const void *bias, *side;  // (n), and of C's shape; or null
   int activation, gradient;
   fast::Gate gate;  // of the activation or gradient, where it is one
@@ -174,9 +175,9 @@ enum class OfColumns {
   // Layout::moments, (groups of kMomentsRows rows, n): means and sums of squared deviations from
   // them.
   kMoments,
-  // Of 16 bits, C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not
-  // set. Of it Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x,
-  // of C's shape, and Layout::mean, (n). n is a multiple of 64.
+  // C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not set. Of it
+  // Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x, of C's
+  // shape, and Layout::mean, (n). n is a multiple of 64.
   kGradientSums
 };
 
@@ -516,8 +517,12 @@ __device__ __forceinline__ void WritePair(E* to, bool aligned, int valid, const 
 
 // Each warp makes the epilogue of its own rows, in boxes of 128 bytes of 16 rows: `side` comes into
 // the warp's buffers by TMA while the tile is multiplied, and results leave them by TMA where they
-// are of 16 bits or their columns are asked about.
+// are of 16 bits or their columns are asked about. Float32 has fewer buffers than boxes, so that
+// where both are asked for, `side` comes by way of the L2 cache instead.
 constexpr int kRowsOfBox = 16;
+struct PairOfBoth {
+  uint32_t c, other;
+};
 template <class E, class T, class Source>
 class Boxes {
  public:
@@ -527,6 +532,7 @@ class Boxes {
   using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
   static constexpr bool kGradientSums = Source::kOfColumns == OfColumns::kGradientSums;
   static constexpr bool kStages = sizeof(E) == 2 || Source::kOfColumns != OfColumns::kNothing;
+  static constexpr bool kStagesSide = sizeof(E) == 2 || !kStages;
 
   // `buffers` are those of this warp, with a barrier for each: its side is there.
   __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
@@ -538,7 +544,7 @@ class Boxes {
     origin_ = origin;
     origin_.row += threadIdx.x % 128 / 32 * 16;
     if constexpr (kGradientSums) AskForColumns();
-    if (!params_.side) return;
+    if (!SideIsStaged()) return;
     if (threadIdx.x % 32 == 0) {
       WaitForStoresReads();
 #pragma unroll 1
@@ -550,6 +556,7 @@ class Boxes {
   // Reads the side of box `index`, and asks for that of the box that takes its buffer.
   __device__ __forceinline__ void ReadSide(const CUtensorMap* map_side, int index, Pairs& side) {
     static_assert(sizeof(E) == 4 || kCount <= T::kBuffers, "results lie where the side was");
+    if constexpr (!kStagesSide) return ReadSideOfColumns(index, side);
     WaitForPhase(BarrierOf(loaded_.stage), loaded_.parity);
     ForPairs([&](int i, int j, int half, int at) {
       side[i][j][half] = *(const Pair<E>*)(BufferOf(loaded_.stage) + at);
@@ -611,6 +618,31 @@ class Boxes {
     StoreStaged(to, map, index);
   }
 
+  // Stores box `index` of C and of `other`: make(i, j, half) gives a pair of each.
+  template <class Make>
+  __device__ __forceinline__ void StoreTwo(const CUtensorMap* map, const CUtensorMap* map_other,
+                                           int index, Make&& make) {
+    static_assert(T::kBuffers >= 2, "a buffer for each");
+    if (threadIdx.x % 32 == 0) WaitForStoresReads();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; j += 2) {
+        uint32_t x[4], other[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+          const PairOfBoth both = make(i, j + k / 2, k % 2);
+          x[k] = both.c, other[k] = both.other;
+        }
+        StageBlocks(BufferOf(0), i, j, x);
+        StageBlocks(BufferOf(1), i, j, other);
+      }
+    }
+    StoreStaged(BufferOf(0), map, index);
+    StoreStaged(BufferOf(1), map_other, index);
+  }
+
   // Stores the moments of the columns of those boxes that are in the buffers, from `first` on. A
   // thread goes down a column; deviations are from its first element, which keeps the digits for
   // any mean.
@@ -647,61 +679,91 @@ class Boxes {
     SyncConsumer();  // before others write to the buffers
   }
 
-  // Makes relu's gradient of box `index`.
-  __device__ __forceinline__ void Keep(Pairs& x, int index) const {
+  // Makes relu's gradient of box `index`, and asks for the bits of the next one.
+  __device__ __forceinline__ void Keep(Pairs& x, int index) {
 #pragma unroll
     for (int i = 0; i < kRowGroups; i++) {
 #pragma unroll
       for (int j = 0; j < kBlocks; j++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          const uint64_t of_row = bits_[(index * kRowGroups + i) * 2 + half];
+          const Bits of_row = bits_[i * 2 + half];
           const uint32_t two =
               (uint32_t)(of_row >> j / 4 * 32) >> (j % 4 * 8 + threadIdx.x % 4 * 2);
-          x[i][j][half] &= (two & 1) * 0xFFFFu | (two & 2) * 0x7FFF8000u;
+          if constexpr (sizeof(E) == 2) {
+            x[i][j][half] &= (two & 1) * 0xFFFFu | (two & 2) * 0x7FFF8000u;
+          } else {
+            if (!(two & 1)) x[i][j][half].x = 0.f;
+            if (!(two & 2)) x[i][j][half].y = 0.f;
+          }
         }
       }
     }
+    if (index + 1 < kCount) ReadBits(index + 1);
   }
 
   // Stores the sums over the columns of those boxes that are in the buffers, from `first` on. A
-  // thread goes down two columns. Rows that C has not are zeros.
+  // thread goes down the columns of 16 bytes, by four rows while the next are on their way; lanes
+  // that have other rows of the same columns add their sums. Rows that C has not are zeros.
   __device__ __forceinline__ void StoreSums(int first) const {
-    constexpr int kPairs = T::kStagingN / 2, kAtOnce = T::kSumsRows < 32 ? T::kSumsRows : 32;
-    const int thread = threadIdx.x % 128, part = thread / kPairs;
-    const Staged at(*this, thread % kPairs * 2, part * T::kSumsRows);
-    const int col = origin_.col + first * kBlocks * 8 + thread % kPairs * 2;
-    const int row = FirstRow() + part * T::kSumsRows;
-    const int count = col < params_.n ? min(T::kSumsRows, params_.m - row) : 0;
-    const E* const column = (const E*)layout_.x + (int64_t)row * params_.n + col;
-    uint32_t x[kAtOnce];
-    const auto read = [&](int k) {
+    constexpr int kColumns = 16 / (int)sizeof(E), kChunks = T::kStagingN / 8;
+    constexpr int kRows = T::kRows * kChunks / 128, kAtOnce = 4;  // of a thread
+    static_assert(kRows % kAtOnce == 0 && T::kSumsRows == kRows * 32 / kChunks, "rows of a warp");
+    using Chunk = Vec<E, kColumns>;
+    const int chunk = threadIdx.x % kChunks, part = threadIdx.x % 128 / kChunks;
+    const int col = origin_.col + first * kBlocks * 8 + chunk * kColumns;
+    const int row = FirstRow() + part * kRows;
+    const int count = col < params_.n ? min(kRows, params_.m - row) : 0;
+    const E* from = (const E*)layout_.x + (int64_t)row * params_.n + col;
+    Chunk x[kAtOnce], next[kAtOnce];
+    const auto read = [&](int k, Chunk(&to)[kAtOnce]) {
 #pragma unroll
-      for (int e = 0; e < kAtOnce; e++)
-        x[e] = k + e < count ? *(const uint32_t*)(column + (k + e) * params_.n) : 0;
+      for (int e = 0; e < kAtOnce; e++, from += params_.n)
+        to[e] = k + e < count ? Read<kColumns>(from) : Chunk{};
     };
-    read(0);
-    const float2 mean = count > 0 ? *(const float2*)(layout_.mean + col) : float2{};
-    SyncConsumer();
-    float4 sums{};
+    read(0, x);
+    alignas(16) float mean[kColumns] = {};
 #pragma unroll
-    for (int k = 0; k < T::kSumsRows; k += kAtOnce) {
-      if (k > 0) read(k);
+    for (int c = 0; c < kColumns; c += 4)
+      if (count > 0) *(float4*)(mean + c) = *(const float4*)(layout_.mean + col + c);
+    SyncConsumer();
+    float2 sums[kColumns] = {};
+#pragma unroll 1
+    for (int k = 0; k < kRows; k += kAtOnce) {
+      read(k + kAtOnce, next);
+      const int of_tile = part * kRows + k;
+      const unsigned char* const rows = buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes +
+                                        (chunk / 8 * kRowGroups + of_tile / 64) * kNbytes +
+                                        of_tile % 64 / 16 * kWarpNbytes + of_tile % 16 * 128;
+      const int place = (chunk ^ of_tile) % 8;
 #pragma unroll
       for (int e = 0; e < kAtOnce; e++) {
-        const uint32_t c = *(const uint32_t*)at.Row(k + e / 16 * 16, e % 16);
-        const float left = ElementOf<0, E>(c), right = ElementOf<1, E>(c);
-        sums.x = fmaf(left, ElementOf<0, E>(x[e]) - mean.x, sums.x), sums.y += left;
-        sums.z = fmaf(right, ElementOf<1, E>(x[e]) - mean.y, sums.z), sums.w += right;
+        const Chunk dy = Read<kColumns>((const E*)(rows + e * 128 + (place ^ e) * 16));
+#pragma unroll
+        for (int c = 0; c < kColumns; c++)
+          sums[c].x = fmaf(dy[c], x[e][c] - mean[c], sums[c].x), sums[c].y += dy[c];
+        x[e] = next[e];
       }
     }
-    if (count > 0)
-      *(float4*)(layout_.sums + (int64_t)(row / T::kSumsRows) * params_.n + col) = sums;
+#pragma unroll
+    for (int c = 0; c < kColumns; c++) {
+#pragma unroll
+      for (int distance = kChunks; distance < 32; distance *= 2) {
+        sums[c].x += __shfl_xor_sync(0xffffffffu, sums[c].x, distance);
+        sums[c].y += __shfl_xor_sync(0xffffffffu, sums[c].y, distance);
+      }
+    }
+    if (count > 0 && threadIdx.x % 32 < kChunks) {
+      float4* const to = (float4*)(layout_.sums + (int64_t)(row / T::kSumsRows) * params_.n + col);
+#pragma unroll
+      for (int c = 0; c < kColumns; c += 2)
+        to[c / 2] = make_float4(sums[c].x, sums[c].y, sums[c + 1].x, sums[c + 1].y);
+    }
     SyncConsumer();  // before others write to the buffers
   }
 
  private:
-  static constexpr int kNbytes = kRowsOfBox * 128;
+  static constexpr int kNbytes = kRowsOfBox * 128, kWarpNbytes = T::kStagingNbytes / 4;
 
   // Where elements of a column are in the buffers of the consumer's warps, from a row on that is a
   // multiple of 16.
@@ -720,15 +782,15 @@ class Boxes {
     }
 
    private:
-    static constexpr int kWarpNbytes = T::kStagingNbytes / 4, kOfChunk = 16 / (int)sizeof(E);
+    static constexpr int kOfChunk = 16 / (int)sizeof(E);
     const unsigned char* first_;
     int row_, chunk_;
   };
   // Where box `index` is staged, once that may be overwritten.
   __device__ __forceinline__ unsigned char* NextBuffer(int index) {
-    const int buffer = params_.side ? index : next_;
+    const int buffer = SideIsStaged() ? index : next_;
     next_ = next_ + 1 == T::kBuffers ? 0 : next_ + 1;
-    if (!params_.side && threadIdx.x % 32 == 0) WaitForStoresReads<T::kBuffers - 1>();
+    if (!SideIsStaged() && threadIdx.x % 32 == 0) WaitForStoresReads<T::kBuffers - 1>();
     __syncwarp();
     return BufferOf(buffer);
   }
@@ -771,25 +833,50 @@ class Boxes {
     SyncThreads(1 + (int)threadIdx.x / 128, 128);
   }
 
-  // Reads the bits of this thread's rows, and lets x come into the L2 cache.
-  __device__ __forceinline__ void AskForColumns() {
-    const int l = threadIdx.x % 32;
+  // Reads the bits of this thread's rows of box `index`: those of a whole tile would be registers
+  // enough for others to be spilled.
+  __device__ __forceinline__ void ReadBits(int index) {
+    const int col = origin_.col + index * kBlocks * 8;
 #pragma unroll
     for (int k = 0; k < kBits; k++) {
-      const int row = origin_.row + l / 4 + k / 2 % kRowGroups * 64 + k % 2 * 8;
-      const int col = origin_.col + k / 2 / kRowGroups * 64;
+      const int row = origin_.row + threadIdx.x % 32 / 4 + k / 2 * 64 + k % 2 * 8;
       bits_[k] = row < params_.m && col < params_.n
-                     ? *(const uint64_t*)(layout_.bits + ((int64_t)row * params_.n + col) / 8)
+                     ? *(const Bits*)(layout_.bits + ((int64_t)row * params_.n + col) / 8)
                      : 0;
-    }
-    constexpr int kLines = T::kTileN / 64;  // of 128 bytes
-    for (int k = threadIdx.x % 128; k < T::kRows * kLines; k += 128) {
-      const int row = FirstRow() + k / kLines, col = origin_.col + k % kLines * 64;
-      if (row < params_.m && col < params_.n)
-        PrefetchToL2((const E*)layout_.x + (int64_t)row * params_.n + col);
     }
   }
 
+  // Reads the bits of the first box, and lets the others, x, and a side that is not staged come
+  // into the L2 cache.
+  __device__ __forceinline__ void AskForColumns() {
+    constexpr int kOfBox = kBlocks * 8, kLines = T::kTileN / kOfBox;  // columns of 128 bytes
+    ReadBits(0);
+    const bool side = !kStagesSide && params_.side;
+    for (int k = threadIdx.x % 128; k < T::kRows * kLines; k += 128) {
+      const int row = FirstRow() + k / kLines, col = origin_.col + k % kLines * kOfBox;
+      if (row >= params_.m || col >= params_.n) continue;
+      const int64_t at = (int64_t)row * params_.n + col;
+      PrefetchToL2((const E*)layout_.x + at);
+      if (side) PrefetchToL2((const E*)params_.side + at);
+    }
+  }
+
+  // The side of box `index` where it is not staged.
+  __device__ __forceinline__ void ReadSideOfColumns(int index, Pairs& side) const {
+    const int l = threadIdx.x % 32, col = origin_.col + index * kBlocks * 8 + l % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 2 * kRowGroups; i++) {
+      const int row = origin_.row + l / 4 + i / 2 * 64 + i % 2 * 8;
+      const E* const from = (const E*)params_.side + (int64_t)row * params_.n + col;
+#pragma unroll
+      for (int j = 0; j < kBlocks; j++)
+        side[i / 2][j][i % 2] = row < params_.m && col + j * 8 < params_.n
+                                    ? *(const Pair<E>*)(from + j * 8)
+                                    : Pair<E>{};
+    }
+  }
+
+  __device__ __forceinline__ bool SideIsStaged() const { return kStagesSide && params_.side; }
   __device__ __forceinline__ uint32_t BarrierOf(int buffer) const { return barriers_ + buffer * 8; }
   __device__ __forceinline__ unsigned char* BufferOf(int buffer) const {
     return buffers_ + buffer * kRowGroups * kNbytes;
@@ -829,9 +916,24 @@ class Boxes {
   TileOrigin origin_;
   RingPosition<(kCount < T::kBuffers ? kCount : T::kBuffers)> loaded_;
   int next_ = 0;
-  static constexpr int kBits = kGradientSums ? kCount * kRowGroups * 2 : 1;
-  uint64_t bits_[kBits];  // of 64 columns: by box, row group and half
+  using Bits = std::conditional_t<sizeof(E) == 2, uint64_t, uint32_t>;  // of a row of a box
+  static constexpr int kBits = kGradientSums ? kRowGroups * 2 : 1;
+  Bits bits_[kBits];  // of a box, by row group and half
 };
+
+// Functions of the epilogue that can give their derivative as well.
+struct GeluOfC {
+  __device__ __forceinline__ float operator()(float, float x) const { return fast::Gelu(x); }
+  __device__ __forceinline__ fast::WithSlope Both(float x) const { return fast::GeluBoth(x); }
+};
+struct GateOfC {
+  fast::Gate gate;
+  __device__ __forceinline__ float operator()(float, float x) const { return gate.Of(x); }
+  __device__ __forceinline__ fast::WithSlope Both(float x) const { return gate.Both(x); }
+};
+template <class F>
+constexpr bool kHasSlope =
+    std::is_same_v<std::decay_t<F>, GeluOfC> || std::is_same_v<std::decay_t<F>, GateOfC>;
 
 // Calls f with the epilogue's function of an element of side and one of C, and with its code as a
 // type, below 0 that of a gradient. All code is inlined, for a call would make the compiler wait
@@ -845,10 +947,10 @@ __device__ __forceinline__ void WithFunction(const Params& params, F&& f) {
     case 2:
       return f([](float, float x) { return fast::Logistic(x); }, Code<2>());
     case 5:
-      return f([](float, float x) { return fast::Gelu(x); }, Code<5>());
+      return f(GeluOfC{}, Code<5>());
     case 4:
     case 6:
-      return f([gate](float, float x) { return gate.Of(x); }, Code<6>());
+      return f(GateOfC{gate}, Code<6>());
   }
   switch (params.gradient) {
     case 1:
@@ -858,6 +960,8 @@ __device__ __forceinline__ void WithFunction(const Params& params, F&& f) {
     case 2:
     case 4:
       return f([gate](float side, float x) { return gate.Gradient(side, x); }, Code<-4>());
+    case 7:
+      return f([](float side, float x) { return side * x; }, Code<-7>());
   }
 }
 
@@ -904,11 +1008,26 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
                               f(ElementOf<1, E>(side), v[2 * half + 1]));
       };
       if constexpr (kInPieces) {
+        if constexpr (kBefore && kHasSlope<F> && T::kBuffers >= 2)
+          if (params.slope) {
+            boxes.StoreTwo(map_c, map_other, first + box, [&](int i, int j, int half) {
+              const float (&v)[4] = d[i][box * kBlocks + j];
+              const fast::WithSlope left = function.Both(v[2 * half]),
+                                    right = function.Both(v[2 * half + 1]);
+              return PairOfBoth{RoundedPair<E>(left.value, right.value),
+                                RoundedPair<E>(left.slope, right.slope)};
+            });
+            continue;
+          }
         if (kBefore && params.before)
-          boxes.template StorePieces<false>(
-              map_other, first + box, [&](int i, int j, int half, uint32_t side) {
-                return pair_of(i, j, half, side, [](float, float v) { return v; });
-              });
+          boxes.template StorePieces<false>(map_other, first + box,
+                                            [&](int i, int j, int half, uint32_t side) {
+                                              return pair_of(i, j, half, side, [&](float, float v) {
+                                                if constexpr (kHasSlope<F> && T::kBuffers < 2)
+                                                  if (params.slope) return function.Both(v).slope;
+                                                return v;
+                                              });
+                                            });
         boxes.template StorePieces<kSide>(map_c, first + box,
                                           [&](int i, int j, int half, uint32_t side) {
                                             return pair_of(i, j, half, side, function);
@@ -1081,11 +1200,14 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
         const auto write = [&](void* to, float a, float b) {
           WritePair((E*)to + at, params.aligned, valid, RoundedPair<E>(a, b));
         };
-        if (params.before) write(params.before, x, y);
+        if (params.before && !params.slope) write(params.before, x, y);
         Pair<E> side = {};
         if (params.side) side = ReadPair((const E*)params.side + at, params.aligned, valid);
         if constexpr (kHasEpilogue)
           WithFunction(params, [&](auto&& function, auto) {
+            if constexpr (kHasSlope<decltype(function)>)
+              if (params.slope)
+                write(params.before, function.Both(x).slope, function.Both(y).slope);
             x = function(ElementOf<0, E>(side), x), y = function(ElementOf<1, E>(side), y);
           });
         write(params.c, x, y);

@@ -13,13 +13,14 @@ using namespace hopper;  // NOLINT: this file launches what is in there
 
 namespace {
 
+constexpr int kProduct = 7;  // of math/epilogue.h: side times C
 constexpr double kLaunchUs = 0.9;
 constexpr double kPackUs = 4, kPackNbytesUs = 3.2e6;  // of a copy of an operand
 
 Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
   const TilingCost& cost = kCosts[index];
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
-  const bool simple = gemm.activation <= 1 && gemm.gradient <= 1;
+  const bool simple = gemm.activation <= 1 && (gemm.gradient <= 1 || gemm.gradient == kProduct);
   const double epilogue_us = plain ? 0 : simple ? cost.simple_us : cost.fast_us;
   const TileTime time{cost.tile_m,   cost.tile_n,  cost.cluster, index == kPingPong,
                       cost.panel_us, cost.tile_us, epilogue_us};
@@ -119,7 +120,7 @@ bool HopperHasFunction(const HopperGemm& gemm) {
     default:
       return false;
   }
-  return gemm.gradient <= 1 || (fast && gemm.gradient <= 4);
+  return gemm.gradient <= 1 || gemm.gradient == kProduct || (fast && gemm.gradient <= 4);
 }
 
 bool HopperFits(const HopperGemm& gemm, int tiling) { return HasKernel(gemm, tiling); }

@@ -256,7 +256,8 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
   params.m = (int)gemm.m, params.n = (int)gemm.n, params.batch = (int)gemm.batch;
   params.passes = gemm.split ? 3 : 1;
   params.k_panels = (int)(PanelsOf(gemm) / params.passes);
-  params.c = gemm.c, params.before = gemm.before, params.bias = gemm.bias, params.side = gemm.side;
+  params.c = gemm.c, params.before = gemm.before, params.slope = gemm.slope;
+  params.bias = gemm.bias, params.side = gemm.side;
   params.activation = gemm.activation, params.gradient = gemm.gradient;
   params.gate =
       gemm.activation == 4 || gemm.gradient == 2 ? fast::Gate::Silu() : fast::Gate::GeluTanh();

@@ -19,7 +19,7 @@ from dlsys.ops.conv import convolution, pooling
 from dlsys.ops.norm.batch_norm import batch_statistics_op
 from support.table.families import conv
 from support.table.families import pooling as pools
-from support.table.rows import Case, Sample
+from support.table.rows import Case, Sample, case
 
 
 def last(x: Any) -> Any:
@@ -121,14 +121,13 @@ def build_pool(x: Any, **attrs: Any) -> Any:
 
 
 def build_pool_gradient(x: Any, dy: Any, **attrs: Any) -> Any:
-    """The gradient of dy, by the indices of the largest elements of x."""
-    forward = pooling.max_pool_op(first(x), **attrs)
-    image = forward.inputs[0].spec.shape[2:]
-    indices = last(forward[1])
-    inner = pooling.max_pool_gradient_op(first(dy), first(indices), image=image, **attrs)
+    """The gradient of dy, by the places of the largest elements of x."""
+    places = build_pool(x, **attrs).inputs[0][1]
+    image = first(x).spec.shape[2:]
+    inner = pooling.max_pool_gradient_op(first(dy), first(places), image=image, **attrs)
     windows = pooling.max_pool_gradient_op.windows(inner, image)
-    body = close((dy, indices), [last(inner)])
-    return fused.max_pool_gradient_channels_last_op(dy, indices, body=body, windows=windows)
+    body = close((dy, places), [last(inner)])
+    return fused.max_pool_gradient_channels_last_op(dy, places, body=body, windows=windows)
 
 
 def pool_gradient(x: np.ndarray, dy: np.ndarray, **attrs: Any) -> np.ndarray:
@@ -148,7 +147,14 @@ def convolved(name: str, op: Any, plain: Any, formula: Any, cases: Any, of: Any,
     )  # fmt: skip
 
 
-POOLED = pools.CASES[:4]
+POOLED = (
+    *pools.CASES[:4],
+    case((2, 16, 7, 9), window=3, stride=2, padding=1),  # channels in vectors, by square and not
+    case((1, 8, 5, 6), window=(3, 2), stride=1, padding=1),
+    case((2, 8, 6, 5), window=2),
+    case((1, 24, 6, 7), window=3, stride=1, padding=1),
+    case((1, 8, 7, 6), window=5, stride=1, padding=2),
+)
 DY = tuple(
     Case((one.shapes[0], pools.max_pooled(np.zeros(one.shapes[0]), **one.attrs).shape), one.attrs)
     for one in POOLED

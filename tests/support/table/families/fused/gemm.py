@@ -16,7 +16,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys.dtypes import is_narrow
 from dlsys.fusion import cross_entropy, gemm_epilogue
-from dlsys.fusion.shared.body import ACTIVATIONS, GRADIENTS, close
+from dlsys.fusion.shared.body import ACTIVATIONS, BY_SIDES, close
 from dlsys.ops import activation, elementwise
 from dlsys.ops.loss import cross_entropy as loss
 from support.table.formulas import (
@@ -101,6 +101,14 @@ def linear_both(a: Any, b: Any, bias: Any, part: int, **attrs: Any) -> Any:
     return gemm_epilogue.matmul_bias_both_op(a, b, bias, body=body, **attrs)[part]
 
 
+def linear_slope(a: Any, b: Any, bias: Any, part: int, **attrs: Any) -> Any:
+    y = ad.matmul_op(a, b, **flags_of(attrs)) + bias
+    name = attrs["activation"]
+    slope = operator(f"{name}_gradient")(y, ad.oneslike_op(y))
+    body = close((a, b, bias), (slope, operator(name)(y)))
+    return gemm_epilogue.matmul_bias_slope_op(a, b, bias, body=body, **attrs)[part]
+
+
 def matmul_map(a: Any, b: Any, **attrs: Any) -> Any:
     y = operator(attrs["activation"])(ad.matmul_op(a, b, **flags_of(attrs)))
     return gemm_epilogue.matmul_map_op(a, b, body=close((a, b), (y,)), **attrs)
@@ -168,12 +176,27 @@ def both_scale(a: Array, b: Array, bias: Array, part: int, activation: str, **fl
     return linear_scale(a, b, bias, activation if part else "", **flags)
 
 
+def slope_formula(
+    a: Array, b: Array, bias: Array, part: int, activation: str, **flags: Any
+) -> Array:
+    y = linear_formula(a, b, bias, "", **flags)
+    return FORMULAS[activation](y) if part else DACTS[f"{activation}_gradient"](y)
+
+
+def slope_scale(a: Array, b: Array, bias: Array, part: int, activation: str, **flags: Any) -> Array:
+    """The second derivative, by which the product's rounding counts, is below 1.2."""
+    made = slope_formula(a, b, bias, part, activation, **flags)
+    return 1.2 * (matmul_scale(a, b, **flags) + np.abs(bias)) + np.abs(made)
+
+
 def gradient_formula(a: Array, b: Array, side: Array, gradient: str, **flags: Any) -> Array:
-    return DACTS[gradient](side) * matmul_reference(a, b, **flags)
+    slope = side if gradient == "mul" else DACTS[gradient](side)
+    return slope * matmul_reference(a, b, **flags)
 
 
 def gradient_scale(a: Array, b: Array, side: Array, gradient: str, **flags: Any) -> Array:
-    return 1.2 * matmul_scale(a, b, **flags)
+    largest = np.maximum(1.2, np.abs(side)) if gradient == "mul" else 1.2
+    return largest * matmul_scale(a, b, **flags)
 
 
 def sums_formula(a: Array, b: Array, part: int, of_A: bool, **flags: Any) -> Array:
@@ -261,6 +284,12 @@ def both() -> list[Case]:
     return [Case(one.shapes, {**one.attrs, "part": part}) for one in cases for part in (0, 1)]
 
 
+def slopes() -> list[Case]:
+    """The cases of `both` of activations whose gradients are of their input."""
+    names = ("silu", "gelu", "gelu_tanh")
+    return [one for one in both() if one.attrs["activation"] in names]
+
+
 def side_of(rows: int, columns: int) -> tuple:
     return (rows, columns)
 
@@ -302,6 +331,10 @@ FUSED = (
         scale=both_scale, ulps=4, differentiable=(), build=linear_both, roundings=2, fused=True,
     ),
     Sample(
+        "matmul_bias_slope", gemm_epilogue.matmul_bias_slope_op, slope_formula, tuple(slopes()),
+        scale=slope_scale, ulps=4, differentiable=(), build=linear_slope, roundings=2, fused=True,
+    ),
+    Sample(
         "matmul_map", gemm_epilogue.matmul_map_op,
         lambda a, b, activation, **flags: FORMULAS[activation](matmul_reference(a, b, **flags)),
         (
@@ -315,7 +348,7 @@ FUSED = (
         "matmul_gradient", gemm_epilogue.matmul_gradient_op, gradient_formula,
         (
             *products(side_of, gradient="relu_gradient"),
-            *(one_product(side_of, gradient=name) for name in GRADIENTS),
+            *(one_product(side_of, gradient=name) for name in BY_SIDES),
         ),
         scale=gradient_scale, ulps=8, differentiable=(), specials=False, build=matmul_gradient,
     ),

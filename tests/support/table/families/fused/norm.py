@@ -235,9 +235,13 @@ def maps() -> list[Case]:
 
 
 def maps_with_bits() -> list[Case]:
+    in_bytes = [  # the channels of every tile are whole bytes of bits, or, of the last, not
+        case(*over_channels(s, 4), s, activation="relu", domain=(*STATE, signed))
+        for s in ((37, 64), (300, 24), (70, 128), (37, 72))
+    ]
     return [
         case(*one.shapes, part=part, domain=one.domain)
-        for one in maps()
+        for one in (*maps(), *in_bytes)
         if one.attrs["activation"] == "relu"
         for part in (0, 1)
     ]
