@@ -23,7 +23,7 @@ struct HopperGemm {
   bool split = false;
   DLContext ctx;
   const void *bias = nullptr, *side = nullptr;  // (n), and of C's shape
-  int activation = 0, gradient = 0;             // codes of math/epilogue.h
+  int activation = 0, gradient = 0;             // codes of operators/epilogue.h
   // Of C's shape, where HopperStoresBoth: C before its activation or, with `slope`, the derivative
   // of that.
   void* before = nullptr;

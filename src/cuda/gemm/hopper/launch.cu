@@ -13,7 +13,7 @@ using namespace hopper;  // NOLINT: this file launches what is in there
 
 namespace {
 
-constexpr int kProduct = 7;  // of math/epilogue.h: side times C
+constexpr int kProduct = 7;  // of operators/epilogue.h: side times C
 constexpr double kLaunchUs = 0.9;
 constexpr double kPackUs = 4, kPackNbytesUs = 3.2e6;  // of a copy of an operand
 
