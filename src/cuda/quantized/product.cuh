@@ -1,6 +1,6 @@
 // What the kernels of quantized products share: their operands, and what follows a sum, which is
-// exact in int32. It is scaled in float32, rounded to a byte within bounds, and, where a residual is
-// added, rounded again, by the same functions in every kernel, so that all give the same bits.
+// exact in int32. It is scaled in float32, rounded to a byte within bounds, and, where a residual
+// is added, rounded again, by the same functions in every kernel, so that all give the same bits.
 #pragma once
 #include "cuda/quantized/rounding.cuh"
 #include "cuda/runtime/context.cuh"
