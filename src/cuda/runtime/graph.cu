@@ -183,8 +183,6 @@ constexpr unsigned kByNodePriority = 0;
 #else
 constexpr unsigned kByNodePriority = cudaGraphInstantiateFlagUseNodePriority;
 #endif
-// True where the graph that this thread captures has nodes of other priorities than the rest.
-thread_local bool has_priorities = false;
 
 // The nodes that the next one captured on the stream will depend on.
 Nodes CaptureDependencies(cudaStream_t stream) {
@@ -430,15 +428,13 @@ bool AddProgrammaticEdge(const char* op, cudaStream_t stream) {
 std::unique_ptr<CapturedGraph> Capture(int id, DLStream stream, const CaptureRequest& request) {
   Use("capture", id);
   auto graph = std::make_unique<CudaGraph>(id, request);
-  has_priorities = false;
   CaptureInto(graph.get(), Native(stream), request);
   size_t count = 0;
   Check("capture", cudaGraphGetNodes(graph->graph, nullptr, &count));
   std::vector<cudaGraphNode_t> nodes(count);
   if (count) Check("capture", cudaGraphGetNodes(graph->graph, nodes.data(), &count));
   for (cudaGraphNode_t node : nodes) CountNode(graph.get(), node);
-  Check("capture",
-        cudaGraphInstantiate(&graph->exec, graph->graph, has_priorities ? kByNodePriority : 0));
+  Check("capture", cudaGraphInstantiate(&graph->exec, graph->graph, kByNodePriority));
   Check("capture", cudaGraphUpload(graph->exec, Native(stream)));
   return graph;
 }
@@ -457,7 +453,6 @@ void Hasten(cudaStream_t stream) {
     if (type != cudaGraphNodeTypeKernel) continue;
     Check("capture",
           cudaGraphKernelNodeSetAttribute(node, cudaKernelNodeAttributePriority, &highest));
-    has_priorities = true;
   }
 #endif
 }
