@@ -6,14 +6,12 @@
 // rows. Computing the scores twice, seven products where five would do, spares float32 partial sums
 // of dq in memory and their atomic additions: results are deterministic. In both a thread of a
 // producer warpgroup copies tiles by TMA, a ring of stages ahead of two consumer warpgroups, whose
-// accumulators stay in registers. Where those suffice, of 16 bits but for dk and dv of size 128, a
-// consumer begins the scores of the next block before it uses those of this one, so that it
-// computes exponentials while the tensor cores multiply. A first kernel sums dy y over each row.
-// With D the factors of dropout, dv is of weights times D and the weights' gradients are D times dy
-// vᵀ. float32 is multiplied as tf32, with transposed copies of q, dy and k in the workspace where
-// positions are summed over; in the kernel of dq a block's rows are operands in registers up to
-// size 64. What is written overlaps nothing. The tensor cores limit all but short rows, with tf32
-// also the reads of shared memory.
+// accumulators stay in registers. A first kernel sums dy y over each row. With D the factors of
+// dropout, dv is of weights times D and the weights' gradients are D times dy vᵀ. float32 is
+// multiplied as tf32, with transposed copies of q, dy and k in the workspace where positions are
+// summed over; in the kernel of dq a block's rows are operands in registers up to size 64. What is
+// written overlaps nothing. The tensor cores limit all but short rows, with tf32 also the reads of
+// shared memory.
 #include "cuda/attention/flash_tile.cuh"
 #include "cuda/reduce/group.cuh"
 
@@ -72,8 +70,8 @@ struct KeysTiling {
   static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kKeys = kConsumers * 64, kRows = kLarge ? 32 : 64;
-  static constexpr bool kAhead = !kTf32<E> && Size <= 64;  // scores of the next block
-  static constexpr int kStages = kLarge ? 1 : kAhead ? 3 : 2;
+  static constexpr bool kOverlaps = !kTf32<E> && Size <= 64;  // a block's last product and the next
+  static constexpr int kStages = kLarge ? 1 : kOverlaps ? 3 : 2;
   static constexpr int kCopies = kTf32<E> ? kStages : 0;  // transposed
   static constexpr int kStagesK = !kTf32<E> && Size <= 64 ? 2 : 1;
   static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
@@ -89,6 +87,7 @@ struct KeysTiling {
   static constexpr int kK = 0, kQ = kStagesK, kDy = kQ + kStages;  // pairs of barriers
   static constexpr int kSummedQ = kDy + kStages, kSummedDy = kSummedQ + kCopies;
   static constexpr int kPairs = kSummedDy + kCopies;
+  static constexpr bool kReadsAhead = kOverlaps;
 };
 
 // The tiles of keys of a block; the first keys of a head, which most rows see under a causal mask,
@@ -165,15 +164,26 @@ __device__ __forceinline__ void ProduceForKeys(const KeysMaps& maps, const Param
   }
 }
 
-// Numbers of the rows that are columns of a thread's accumulators, from shared memory.
+// Numbers of the rows that are columns of a thread's accumulators, from shared memory: read ahead,
+// or, where registers are short, when they are needed.
+template <int kRows, bool kAhead>
 class OfRows {
  public:
   __device__ __forceinline__ explicit OfRows(const float* rows)
-      : rows_(rows + threadIdx.x % 4 * 2) {}
-  __device__ __forceinline__ float2 At(int j) const { return *(const float2*)(rows_ + j * 8); }
+      : rows_(rows + threadIdx.x % 4 * 2) {
+    if constexpr (kAhead) {
+#pragma unroll
+      for (int j = 0; j < kRows / 8; j++) read_[j] = *(const float2*)(rows_ + j * 8);
+    }
+  }
+  __device__ __forceinline__ float2 At(int j) const {
+    if constexpr (kAhead) return read_[j];
+    return *(const float2*)(rows_ + j * 8);
+  }
 
  private:
   const float* rows_;
+  float2 read_[kAhead ? kRows / 8 : 1];
 };
 
 template <class E, class T, bool kCausal, bool kDrops>
@@ -197,9 +207,15 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
     SetZero(dv);
     WaitForStage(barriers, T::kK, at_k);
     int block = tile.begin, sample = tile.sample * (int)params.group.value;
+    int unreleased = -1;  // the stage of rows that a product still reads
     const auto release_rows = [&](int stage) {
       ReleaseStage(barriers, T::kQ, stage);
       ReleaseStage(barriers, T::kDy, stage);
+    };
+    const auto finish_product = [&] {
+      WaitForProducts<0>();
+      if (unreleased >= 0) release_rows(unreleased);
+      unreleased = -1;
     };
     for (int turn = 0; turn < (tile.end - tile.begin) * (int)params.group.value;
          turn++, at.Advance()) {
@@ -225,6 +241,7 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       WaitForStage(barriers, T::kQ, at);
       if (kCausal && row + T::kRows <= tile.row + consumer * 64) {  // these rows see no key of it
         WaitForStage(barriers, T::kDy, at);
+        if constexpr (T::kOverlaps) finish_product();
         release_rows(at.stage);
         wait_for_copy(T::kSummedDy);
         wait_for_copy(T::kSummedQ);
@@ -236,7 +253,11 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       WaitForStage(barriers, T::kDy, at);
       BeginProducts();
       BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
-      const OfRows shifts(lse), of_dy(row_sums);
+      OfRows<T::kRows, T::kReadsAhead> shifts(lse), of_dy(row_sums);
+      if constexpr (T::kOverlaps) {
+        WaitForProducts<2>();
+        if (unreleased >= 0) release_rows(unreleased);
+      }
       [[maybe_unused]] const auto kept = [&] {
         if constexpr (kDrops)
           return KeptOfKeys(drawn, of_rows, row, key);
@@ -290,10 +311,13 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       wait_for_copy(T::kSummedQ);
       BeginProducts();
       BeginProduct<E>(dk, of_scores, q + kToSummed);
-      WaitForProducts<0>();
-      if constexpr (!kTf32<E>) release_rows(at.stage);
+      unreleased = at.stage;
+      if constexpr (T::kOverlaps) continue;
+      if constexpr (kTf32<E>) unreleased = -1;
+      finish_product();
       release_copies();
     }
+    if constexpr (T::kOverlaps) finish_product();
     ReleaseStage(barriers, T::kK, at_k.stage);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
@@ -304,174 +328,6 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       }
     }
     const int first = tile.row + consumer * 64;
-    const Head head(tile.sample, params.kv_heads);
-    StoreRows<E>(dk, to_dk, staging, first, head, 1 + consumer);
-    StoreRows<E>(dv, to_dv, staging + T::kTileK / 2, first, head, 1 + consumer);
-  }
-  if (thread == 0) WaitForStores();
-}
-
-// A block of rows that a tile of keys meets, and where it is in the ring.
-template <class T>
-struct RowBlock {
-  RingPosition<T::kStages> at;
-  int row, sample;
-};
-
-// As above, with the scores of the next block begun before those of this one are used, so that
-// exponentials are computed while the tensor cores multiply.
-template <class E, class T, bool kCausal, bool kDrops>
-__device__ __forceinline__ void ConsumeForKeysAhead(const Result<E>* to_dk, const Result<E>* to_dv,
-                                                    const Params& params, unsigned char* shared,
-                                                    uint32_t barriers) {
-  static_assert(T::kStages >= 3, "the block before, this one and the next");
-  const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
-  const uint32_t memory = SharedAddress(shared);
-  const uint32_t staging = memory + T::kStaging + consumer * T::kTileK;
-  const float scale = params.scale * kLog2E;
-  RingPosition<T::kStages> at;  // of the block whose scores begin next
-  RingPosition<T::kStagesK> at_k;
-  [[maybe_unused]] std::conditional_t<kDrops, Drawn, const Params&> drawn(params);
-  KeyTiles<T, kCausal> tiles(params);
-  for (Tile tile; tiles.Next(tile); at_k.Advance()) {
-    const int first = tile.row + consumer * 64;  // of this warpgroup's keys
-    const int key = first + thread / 32 * 16 + l / 4;
-    const uint32_t k = memory + at_k.stage * 2 * T::kTileK + consumer * 64 * 128;
-    const uint32_t v = k + T::kTileK;
-    Sums<T::kSize> dk, dv;
-    BeginAtZero(dk);
-    BeginAtZero(dv);
-    WaitForStage(barriers, T::kK, at_k);
-    int left = (tile.end - tile.begin) * (int)params.group.value;
-    int block = tile.begin, sample = tile.sample * (int)params.group.value;
-    const auto release_rows = [&](int stage) {
-      ReleaseStage(barriers, T::kQ, stage);
-      ReleaseStage(barriers, T::kDy, stage);
-    };
-    int unreleased = -1;  // the stage of rows that a product still reads
-    // Goes on to the next block some rows of which see these keys; false behind the last one.
-    const auto next = [&](RowBlock<T>& to) {
-      while (left > 0) {
-        to = {at, block * T::kRows, sample};
-        left--, at.Advance();
-        if (++block == tile.end) block = tile.begin, sample++;
-        // Behind a block that is passed over, another may take the stage of the one before.
-        const bool sees = !kCausal || to.row + T::kRows > first;
-        if (unreleased >= 0 && (!sees || unreleased == to.at.stage)) {
-          WaitForProducts<0>();
-          release_rows(unreleased);
-          unreleased = -1;
-        }
-        if (sees) return true;
-        WaitForStage(barriers, T::kQ, to.at);
-        WaitForStage(barriers, T::kDy, to.at);
-        release_rows(to.at.stage);
-      }
-      return false;
-    };
-    const auto of_rows = [&](int stage) {
-      return (const float*)(shared + T::kOfLse) + stage * 2 * T::kRows;
-    };
-    const auto begin_scores = [&](const RowBlock<T>& of, Sums<T::kRows>& weights) {
-      WaitForStage(barriers, T::kQ, of.at);
-      BeginProducts();
-      BeginProduct<E, T::kSize, T::kKeys>(weights, k, memory + T::kOfQ + of.at.stage * T::kTileQ);
-    };
-    Operand<E, T::kRows> operand;
-    Sums<T::kRows> gradients;
-    const auto finish = [&](const RowBlock<T>& of, Sums<T::kRows>& weights,
-                            const RowBlock<T>& ahead, Sums<T::kRows>& weights_ahead, auto more) {
-      constexpr int kMore = decltype(more)::value;
-      const uint32_t q = memory + T::kOfQ + of.at.stage * T::kTileQ;
-      const uint32_t dy = memory + T::kOfDy + of.at.stage * T::kTileQ;
-      const float* const lse = of_rows(of.at.stage);
-      WaitForStage(barriers, T::kDy, of.at);
-      BeginProducts();
-      BeginProduct<E, T::kSize, T::kKeys>(gradients, v, dy);
-      if constexpr (kMore) begin_scores(ahead, weights_ahead);
-      const OfRows shifts(lse), of_dy(lse + T::kRows);
-      [[maybe_unused]] const auto kept = [&] {
-        if constexpr (kDrops)
-          return KeptOfKeys(drawn, of.sample, of.row, key);
-        else
-          return 0;
-      }();
-      WaitForProducts<1 + kMore>();  // the scores are there, and dk is of the block before
-      if (unreleased >= 0) release_rows(unreleased);
-      unreleased = of.at.stage;
-#pragma unroll
-      for (int j = 0; j < T::kRows / 8; j++) {
-        const float2 shift = shifts.At(j);
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-          weights[j][e] = ExpTwo(weights[j][e] * scale - (e % 2 ? shift.y : shift.x));
-      }
-      if (kCausal && of.row < first + 63) {
-#pragma unroll
-        for (int j = 0; j < T::kRows / 8; j++) {
-#pragma unroll
-          for (int e = 0; e < 4; e++)
-            if (key + e / 2 * 8 > of.row + j * 8 + l % 4 * 2 + e % 2) weights[j][e] = 0.f;
-        }
-      }
-      if constexpr (kDrops) {
-        Sums<T::kRows> stay;
-#pragma unroll
-        for (int j = 0; j < T::kRows / 8; j++) {
-#pragma unroll
-          for (int e = 0; e < 4; e++) stay[j][e] = kept.At(j, e) ? weights[j][e] : 0.f;
-        }
-        Round<E, true>(stay, operand);
-      } else {
-        Round<E, true>(weights, operand);
-      }
-      BeginProducts();
-      BeginProduct<E>(dv, operand, dy);
-      WaitForProducts<0>();
-#pragma unroll
-      for (int j = 0; j < T::kRows / 8; j++) {
-        const float2 sum = of_dy.At(j);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-          if constexpr (kDrops)
-            gradients[j][e] = kept.At(j, e) ? gradients[j][e] * params.dropout.keep : 0.f;
-          gradients[j][e] = weights[j][e] * (gradients[j][e] - (e % 2 ? sum.y : sum.x));
-        }
-      }
-      Round<E, false>(gradients, operand);
-      BeginProducts();
-      BeginProduct<E>(dk, operand, q);
-    };
-    constexpr std::integral_constant<int, 1> kMore;
-    constexpr std::integral_constant<int, 0> kLast;
-    Sums<T::kRows> even, odd;
-    RowBlock<T> here, there;
-    if (next(here)) {
-      begin_scores(here, even);
-      while (true) {
-        if (!next(there)) {
-          finish(here, even, there, odd, kLast);
-          break;
-        }
-        finish(here, even, there, odd, kMore);
-        if (!next(here)) {
-          finish(there, odd, here, even, kLast);
-          break;
-        }
-        finish(there, odd, here, even, kMore);
-      }
-    }
-    WaitForProducts<0>();
-    if (unreleased >= 0) release_rows(unreleased);
-    ReleaseStage(barriers, T::kK, at_k.stage);
-#pragma unroll
-    for (int j = 0; j < T::kSize / 8; j++) {
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        dk[j][e] *= params.scale;
-        if constexpr (kDrops) dv[j][e] *= params.dropout.keep;
-      }
-    }
     const Head head(tile.sample, params.kv_heads);
     StoreRows<E>(dk, to_dk, staging, first, head, 1 + consumer);
     StoreRows<E>(dv, to_dv, staging + T::kTileK / 2, first, head, 1 + consumer);
@@ -499,10 +355,7 @@ __global__ __launch_bounds__(T::kThreads,
       ProduceForKeys<E, T, kCausal>(maps, params, SharedAddress(shared), barriers);
   } else {
     RaiseRegisters<240>();
-    if constexpr (T::kAhead)
-      ConsumeForKeysAhead<E, T, kCausal, kDrops>(&to_dk, &to_dv, params, shared, barriers);
-    else
-      ConsumeForKeys<E, T, kCausal, kDrops>(&to_dk, &to_dv, params, shared, barriers);
+    ConsumeForKeys<E, T, kCausal, kDrops>(&to_dk, &to_dv, params, shared, barriers);
   }
   TriggerProgrammaticLaunch();
 #endif
@@ -515,9 +368,8 @@ struct RowsTiling {
   static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = kConsumers * 64, kKeys = 64;
-  static constexpr bool kAhead = !kTf32<E>;  // scores of the next block
-  static constexpr int kStages = kLarge ? 1 : kTf32<E> || Size <= 64 ? 3 : 4;
-  static constexpr int kCopies = kTf32<E> ? kStages : 0, kStagesQ = kAhead && Size <= 64 ? 2 : 1;
+  static constexpr int kStages = kLarge ? 1 : kTf32<E> || Size <= 64 ? 3 : 2;
+  static constexpr int kCopies = kTf32<E> ? kStages : 0, kStagesQ = kTf32<E> ? 1 : 2;
   static constexpr int kTileQ = kRows * Size * (int)sizeof(E);
   static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
   static constexpr int kOfK = kStagesQ * 2 * kTileQ;  // in shared memory
@@ -527,7 +379,8 @@ struct RowsTiling {
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
   static constexpr int kQ = 0, kK = kStagesQ, kV = kK + kStages;  // pairs of barriers
   static constexpr int kSummedK = kV + kStages, kPairs = kSummedK + kCopies;
-  static constexpr bool kReads = kTf32<E> && !kLarge;  // q and dy into registers
+  static constexpr bool kReads = kTf32<E> && !kLarge;         // q and dy into registers
+  static constexpr bool kOverlaps = !kTf32<E> && Size <= 64;  // a block's last product and the next
 };
 
 struct RowsMaps {
@@ -570,17 +423,16 @@ __device__ __forceinline__ void ProduceForRows(const RowsMaps& maps, const Param
   }
 }
 
-// Of float32, whose weights are never dropped here.
-template <class E, class T, bool kCausal>
+template <class E, class T, bool kCausal, bool kDrops>
 __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Params& params,
                                                const unsigned char* shared, uint32_t barriers) {
-  static_assert(kTf32<E>, "of 16 bits there is ConsumeForRowsAhead");
   const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const uint32_t memory = SharedAddress(shared);
   const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
   const float scale = params.scale * kLog2E;
   RingPosition<T::kStages> at;
   RingPosition<T::kStagesQ> at_q;
+  [[maybe_unused]] std::conditional_t<kDrops, Drawn, const Params&> drawn(params);
   RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile); at_q.Advance()) {
     const int row = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
@@ -598,10 +450,15 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
       ReadOperand<T::kSize, T::kRows>(of_dy, shared + of_warpgroup + T::kTileQ);
       ReleaseStage(barriers, T::kQ, at_q.stage);
     }
+    int unreleased = -1;  // the stage of keys that a product still reads
+    const auto release_keys = [&] {
+      if (unreleased >= 0) ReleaseStage(barriers, T::kK, unreleased);
+      unreleased = -1;
+    };
     for (int block = 0; block < tile.end; block++, at.Advance()) {
       const uint32_t k = memory + T::kOfK + at.stage * T::kTileK;
       const uint32_t v = memory + T::kOfV + at.stage * T::kTileK;
-      const uint32_t summed_k = memory + T::kOfCopies + at.stage * T::kTileK;
+      const uint32_t summed_k = kTf32<E> ? memory + T::kOfCopies + at.stage * T::kTileK : k;
       Sums<T::kKeys> weights, gradients;
       Operand<E, T::kKeys> operand;
       WaitForStage(barriers, T::kK, at);
@@ -609,9 +466,15 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
       if (kCausal && column > last) {  // none of these rows sees a key of it
         WaitForStage(barriers, T::kV, at);
         ReleaseStage(barriers, T::kV, at.stage);
+        if constexpr (T::kOverlaps) {
+          WaitForProducts<0>();
+          release_keys();
+        }
         ReleaseStage(barriers, T::kK, at.stage);
-        WaitForStage(barriers, T::kSummedK, at);
-        ReleaseStage(barriers, T::kSummedK, at.stage);
+        if constexpr (kTf32<E>) {
+          WaitForStage(barriers, T::kSummedK, at);
+          ReleaseStage(barriers, T::kSummedK, at.stage);
+        }
         continue;
       }
       BeginProducts();
@@ -625,6 +488,16 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
         BeginProduct<E>(gradients, of_dy, v, false);
       else
         BeginProduct<E, T::kSize, T::kRows>(gradients, dy, v);
+      if constexpr (T::kOverlaps) {
+        WaitForProducts<2>();
+        release_keys();
+      }
+      [[maybe_unused]] const auto kept = [&] {
+        if constexpr (kDrops)
+          return KeptOfRows<T::kKeys / 8>(drawn, tile.sample, row, column);
+        else
+          return 0;
+      }();
       WaitForProducts<1>();
 #pragma unroll
       for (int j = 0; j < T::kKeys / 8; j++) {
@@ -635,96 +508,7 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
         Hide<kCausal>(weights, row, column + l % 4 * 2, params.columns, 0.f);
       WaitForProducts<0>();
       ReleaseStage(barriers, T::kV, at.stage);
-      ReleaseStage(barriers, T::kK, at.stage);
-#pragma unroll
-      for (int j = 0; j < T::kKeys / 8; j++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-          gradients[j][e] = weights[j][e] * (gradients[j][e] - sums[e / 2]);
-      }
-      Round<E, false>(gradients, operand);
-      WaitForStage(barriers, T::kSummedK, at);
-      BeginProducts();
-      BeginProduct<E>(dq, operand, summed_k);
-      WaitForProducts<0>();
-      ReleaseStage(barriers, T::kSummedK, at.stage);
-    }
-    if constexpr (!T::kReads) ReleaseStage(barriers, T::kQ, at_q.stage);
-#pragma unroll
-    for (int j = 0; j < T::kSize / 8; j++) {
-#pragma unroll
-      for (int e = 0; e < 4; e++) dq[j][e] *= params.scale;
-    }
-    StoreRows<E>(dq, to_dq, staging, tile.row + consumer * 64, Head(tile.sample, params.heads),
-                 1 + consumer);
-  }
-  if (thread == 0) WaitForStores();
-}
-
-// Of 16 bits, with the scores of the next block begun before those of this one are used.
-template <class E, class T, bool kCausal, bool kDrops>
-__device__ __forceinline__ void ConsumeForRowsAhead(const Result<E>* to_dq, const Params& params,
-                                                    const unsigned char* shared,
-                                                    uint32_t barriers) {
-  static_assert(T::kStages >= 3, "the block before, this one and the next");
-  const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
-  const uint32_t memory = SharedAddress(shared);
-  const uint32_t staging = memory + T::kStaging + consumer * T::kTileQ / T::kConsumers;
-  const float scale = params.scale * kLog2E;
-  RingPosition<T::kStages> at;
-  RingPosition<T::kStagesQ> at_q;
-  [[maybe_unused]] std::conditional_t<kDrops, Drawn, const Params&> drawn(params);
-  RowTiles<T, kCausal> tiles(params);
-  for (Tile tile; tiles.Next(tile); at_q.Advance()) {
-    const int first = tile.row + consumer * 64, row = first + thread / 32 * 16 + l / 4;
-    const int64_t of_row = (int64_t)tile.sample * params.padded + row;
-    const float lse[2] = {params.lse[of_row], params.lse[of_row + 8]};
-    const float sums[2] = {params.row_sums[of_row], params.row_sums[of_row + 8]};
-    const uint32_t q = memory + at_q.stage * 2 * T::kTileQ + consumer * 64 * 128;
-    const uint32_t dy = q + T::kTileQ;
-    // The blocks of which some row of this warpgroup sees a key.
-    const int seen = kCausal ? min(tile.end, (first + 63) / T::kKeys + 1) : tile.end;
-    Sums<T::kKeys> even, odd, gradients;
-    Operand<E, T::kKeys> operand;
-    Sums<T::kSize> dq;
-    BeginAtZero(dq);
-    WaitForStage(barriers, T::kQ, at_q);
-    RingPosition<T::kStages> ahead = at;
-    const auto begin = [&](Sums<T::kKeys>& weights) {
-      WaitForStage(barriers, T::kK, ahead);
-      BeginProducts();
-      BeginProduct<E, T::kSize, T::kRows>(weights, q, memory + T::kOfK + ahead.stage * T::kTileK);
-      ahead.Advance();
-    };
-    int unreleased = -1, block = 0;  // the stage of keys that a product still reads
-    const auto release_keys = [&] {
-      if (unreleased >= 0) ReleaseStage(barriers, T::kK, unreleased);
-      unreleased = -1;
-    };
-    const auto finish = [&](Sums<T::kKeys>& weights, Sums<T::kKeys>& next, auto more) {
-      constexpr int kMore = decltype(more)::value;
-      const int column = block * T::kKeys;
-      WaitForStage(barriers, T::kV, at);
-      BeginProducts();
-      BeginProduct<E, T::kSize, T::kRows>(gradients, dy, memory + T::kOfV + at.stage * T::kTileK);
-      if constexpr (kMore) begin(next);
-      [[maybe_unused]] const auto kept = [&] {
-        if constexpr (kDrops)
-          return KeptOfRows<T::kKeys / 8>(drawn, tile.sample, row, column);
-        else
-          return 0;
-      }();
-      WaitForProducts<1 + kMore>();
-      release_keys();
-#pragma unroll
-      for (int j = 0; j < T::kKeys / 8; j++) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) weights[j][e] = ExpTwo(weights[j][e] * scale - lse[e / 2]);
-      }
-      if (column + T::kKeys > params.columns || (kCausal && column + T::kKeys > first))
-        Hide<kCausal>(weights, row, column + l % 4 * 2, params.columns, 0.f);
-      WaitForProducts<kMore>();
-      ReleaseStage(barriers, T::kV, at.stage);
+      if constexpr (kTf32<E>) ReleaseStage(barriers, T::kK, at.stage);
 #pragma unroll
       for (int j = 0; j < T::kKeys / 8; j++) {
 #pragma unroll
@@ -735,40 +519,29 @@ __device__ __forceinline__ void ConsumeForRowsAhead(const Result<E>* to_dq, cons
         }
       }
       Round<E, false>(gradients, operand);
+      constexpr int kSummed = kTf32<E> ? T::kSummedK : T::kK;
+      if constexpr (kTf32<E>) WaitForStage(barriers, kSummed, at);
       BeginProducts();
-      BeginProduct<E>(dq, operand, memory + T::kOfK + at.stage * T::kTileK);
-      unreleased = at.stage, block++, at.Advance();
-    };
-    constexpr std::integral_constant<int, 1> kMore;
-    constexpr std::integral_constant<int, 0> kLast;
-    if (seen > 0) {
-      begin(even);
-      while (block + 2 < seen) {
-        finish(even, odd, kMore);
-        finish(odd, even, kMore);
-      }
-      if (block + 1 < seen) {
-        finish(even, odd, kMore);
-        finish(odd, even, kLast);
+      BeginProduct<E>(dq, operand, summed_k);
+      if constexpr (T::kOverlaps) {
+        unreleased = at.stage;
       } else {
-        finish(even, odd, kLast);
+        WaitForProducts<0>();
+        ReleaseStage(barriers, kSummed, at.stage);
       }
     }
-    WaitForProducts<0>();
-    release_keys();
-    for (; block < tile.end; block++, at.Advance()) {
-      WaitForStage(barriers, T::kK, at);
-      ReleaseStage(barriers, T::kK, at.stage);
-      WaitForStage(barriers, T::kV, at);
-      ReleaseStage(barriers, T::kV, at.stage);
+    if constexpr (T::kOverlaps) {
+      WaitForProducts<0>();
+      release_keys();
     }
-    ReleaseStage(barriers, T::kQ, at_q.stage);
+    if constexpr (!T::kReads) ReleaseStage(barriers, T::kQ, at_q.stage);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
 #pragma unroll
       for (int e = 0; e < 4; e++) dq[j][e] *= params.scale;
     }
-    StoreRows<E>(dq, to_dq, staging, first, Head(tile.sample, params.heads), 1 + consumer);
+    StoreRows<E>(dq, to_dq, staging, tile.row + consumer * 64, Head(tile.sample, params.heads),
+                 1 + consumer);
   }
   if (thread == 0) WaitForStores();
 }
@@ -792,10 +565,7 @@ __global__ __launch_bounds__(T::kThreads,
       ProduceForRows<E, T, kCausal>(maps, params, SharedAddress(shared), barriers);
   } else {
     RaiseRegisters<240>();
-    if constexpr (T::kAhead)
-      ConsumeForRowsAhead<E, T, kCausal, kDrops>(&to_dq, params, shared, barriers);
-    else
-      ConsumeForRows<E, T, kCausal>(&to_dq, params, shared, barriers);
+    ConsumeForRows<E, T, kCausal, kDrops>(&to_dq, params, shared, barriers);
   }
   TriggerProgrammaticLaunch();
 #endif

@@ -286,15 +286,6 @@ __device__ __forceinline__ void SetZero(float (&d)[kColumns][4]) {
   for (int j = 0; j < kColumns; j++) d[j][0] = d[j][1] = d[j][2] = d[j][3] = 0.f;
 }
 
-// Zeros that are there before products begin: the compiler would make them behind the first of
-// other products, and then let each product wait for the one before.
-template <int kColumns>
-__device__ __forceinline__ void BeginAtZero(float (&d)[kColumns][4]) {
-  SetZero(d);
-#pragma unroll
-  for (int j = 0; j < kColumns; j++) KeepInRegisters(d[j]);
-}
-
 // Writes `hidden` at the keys behind the last one and, under a causal mask, at those behind a row.
 // `row` and `column` are of the thread's first score.
 template <bool kCausal, int kColumns>

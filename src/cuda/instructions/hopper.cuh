@@ -220,11 +220,6 @@ __device__ __forceinline__ void PrefetchToL2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-// Puts numbers into registers here, whatever the compiler knows of them.
-__device__ __forceinline__ void KeepInRegisters(float (&x)[4]) {
-  asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3]));
-}
-
 // ---- products of a warpgroup (wgmma) ----
 
 // Describes an operand in shared memory with a 128-byte swizzle, as TMA writes it. `leading` and
