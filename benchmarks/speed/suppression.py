@@ -12,6 +12,7 @@ device is done.
 
 from __future__ import annotations
 
+import importlib.metadata
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -105,14 +106,16 @@ def main() -> int:
 
     ctx = getattr(ndarray, options.device)(0)
     boxes, scores = given = arrays()
-    works = []
+    works, found = [], {}
+    if find_spec("onnxruntime") and find_spec("onnx"):
+        found["onnxruntime"] = importlib.metadata.version("onnxruntime")
     for threshold in THRESHOLDS:
         attrs = {"iou_threshold": OVERLAP, "score_threshold": threshold}
         calls = {"hard": ours(ad.non_max_suppression_op, given, ctx, **attrs)}
         rows, count = (np.asarray(x.asnumpy()) for x in calls["hard"]())
         calls["soft"] = ours(ad.soft_nms_op, given, ctx, **attrs)
         calls["soft"]()
-        if find_spec("onnxruntime") and find_spec("onnx"):
+        if found:
             calls["onnxruntime"] = theirs(given, threshold)
             np.testing.assert_array_equal(rows[:count], calls["onnxruntime"]()[0])
         candidates = scores.size if threshold is None else int((scores > threshold).sum())
@@ -121,7 +124,7 @@ def main() -> int:
         works.append(work)
         told = ", ".join(f"{name} {t['median']:.3f} ms" for name, t in work["ms"].items())
         print(f"above {threshold}: {candidates} candidates, {count} stay: {told}", flush=True)
-    measure.save(f"suppression_{options.device}", options, {"works": works})
+    measure.save(f"suppression_{options.device}", options, {**found, "works": works})
     return 0
 
 

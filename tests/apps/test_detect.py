@@ -500,6 +500,17 @@ class Page(unittest.TestCase):
             found.append(cpu["hard"]["figures"][name])
             self.assertIn(f"| {name} | {' | '.join(f'{x:.3f}' for x in found)} |", page)
 
+    def test_its_times_are_those_of_the_record(self) -> None:
+        root = Path(__file__).resolve().parents[2]
+        page = (root / "docs" / "detect.md").read_text()
+        record = json.loads((root / "benchmarks" / "results" / "suppression_gpu.json").read_text())
+        self.assertEqual(len(record["works"]), 3)
+        for work in record["works"]:
+            least, times = work["threshold"], work["ms"]
+            ms = [f"{times[name]['median']:.3f}" for name in ("hard", "soft", "onnxruntime")]
+            counts = f"{work['candidates']:,} | {work['boxes']:,} | {' | '.join(ms)}"
+            self.assertIn(f"| {'all' if least is None else f'above {least}'} | {counts} |", page)
+
 
 @needs("sklearn", "photos")
 @needs("skimage", "photos")
