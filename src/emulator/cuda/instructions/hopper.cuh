@@ -134,7 +134,6 @@ void CopyAsync(void* shared, const void* p) {
   emulator::CopyLater((float*)shared, (const float*)p, kNbytes / (int)sizeof(float), true);
 }
 inline void PrefetchToL2(const void*) {}
-inline void KeepInRegisters(float (&)[4]) {}
 
 // ---- products of a warpgroup (wgmma) ----
 
