@@ -436,7 +436,7 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
 
     def test_tiles_fed_by_tma(self) -> None:
         self.of_sm90(f"{self.TMA} 1")
-        shapes = (256, 128, 32), (300, 68, 90), (257, 131, 100), (64, 200, 16)
+        shapes = (256, 128, 32), (300, 68, 90), (257, 131, 100), (64, 200, 16), (40, 36, 330)
         for shape, flags, splits in itertools.product(shapes, TRANSPOSES, (1, 2, 4)):
             if splits > 1 and (splits - 1) * 32 >= shape[2]:
                 continue
