@@ -302,7 +302,8 @@ TileConfig BestTileConfig(KernelFamily family, const Gemm& p) {
   const TileConfig large = BestLargeConfig(LargeFamily(family), p);
   TileConfig fastest = large.us < best.us ? large : best;
   if (family == KernelFamily::kFp32 && FfmaFits(p)) {
-    TileConfig ffma = BestLargeConfig(KernelFamily::kFfma, p);
+    TileConfig ffma = deep ? BestTileConfig(KernelFamily::kFfma, &p, 1, kDeepSplits)
+                           : BestLargeConfig(KernelFamily::kFfma, p);
     ffma.us += FfmaPackUs(p) + (p.sums ? kReduceUs : 0);
     if (ffma.us < fastest.us) fastest = ffma;
   }
@@ -349,13 +350,14 @@ void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream str
   }
   const bool clusters = ComputeMajor(p.ctx.device_id) >= 9 && splits <= kMaxSplits;
   if (splits == 1 || clusters) return launch();
-  const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
+  const bool sums = p.sums && !ffma;  // made beside the product, in parts as well
+  const int64_t width = sums ? (p.sums_of_a ? p.m : p.n) : 0;
   const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
   params.partial = partial.floats();
   params.aligned_out = p.n % 4 == 0;
   launch();
   RunEpilogue(op, p, partial.floats(), splits, stream);
-  if (p.sums)
+  if (sums)
     SumAxis(op, p.ctx, partial.floats() + splits * p.m * p.n, 1, splits, width, 1.f, p.sums,
             stream);
 }
