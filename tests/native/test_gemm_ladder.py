@@ -436,7 +436,7 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
 
     def test_tiles_fed_by_tma(self) -> None:
         self.of_sm90(f"{self.TMA} 1")
-        shapes = (256, 128, 32), (300, 68, 90), (257, 131, 100), (64, 200, 16)
+        shapes = (256, 128, 32), (300, 68, 90), (257, 131, 100), (64, 200, 16), (300, 68, 332)
         for shape, flags, splits in itertools.product(shapes, TRANSPOSES, (1, 2, 4)):
             if splits > 1 and (splits - 1) * 32 >= shape[2]:
                 continue
@@ -464,6 +464,18 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
         off = np.abs(c.asnumpy() - wanted) - bound(k + 1, "fp32") * scale
         self.assertLessEqual(off.max(), 0)
         launch("matmul_sums", self.ctx, *given[:2], 1, 0, number, 0, of_b, c, sums)
+        self.check(c.asnumpy(), [x, w], (True, False), bound(k, "fp32"))
+        off = np.abs(sums.asnumpy() - w.sum(0, np.float64))
+        self.assertTrue((off <= bound(k, "fp32") * np.abs(w).sum(0)).all())
+
+    def test_tiles_fed_by_tma_split_long_sums_over_any_block(self) -> None:
+        """More splits than a cluster has, which the heuristic of the rung takes here."""
+        number = self.algorithms().index("warp") + 1
+        m, n, k = 784, 128, 8192
+        x, w = self.operands(m, n, k, (True, False))
+        given = [array(value, self.ctx) for value in (x, w)]
+        c, sums = empty((m, n), self.ctx), empty((n,), self.ctx)
+        launch("matmul_sums", self.ctx, *given, 1, 0, number, 0, 0, c, sums)
         self.check(c.asnumpy(), [x, w], (True, False), bound(k, "fp32"))
         off = np.abs(sums.asnumpy() - w.sum(0, np.float64))
         self.assertTrue((off <= bound(k, "fp32") * np.abs(w).sum(0)).all())

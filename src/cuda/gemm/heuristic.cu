@@ -58,7 +58,7 @@ constexpr TileCost kFp32Costs[] = {
     {"32x16", 32, 16, 2, 2.8, 6.9, 5.7},     {"16x32", 16, 32, 2, 2.5, 6.9, 5.7}};
 constexpr TileCost kLargeCosts[] = {{"128x128", 128, 128, 2, 5.0, 99, 89},
                                     {"256x128", 256, 128, 1, 6.0, 183, 183}};
-constexpr TileCost kFfmaCosts[] = {{"256x128 TMA", 256, 128, 1, 6.0, 176, 176}};
+constexpr TileCost kFfmaCosts[] = {{"256x128 TMA", 256, 128, 1, 6.0, 168, 168}};
 constexpr TileCost kTf32Costs[] = {
     {"128x64", 128, 64, 1, 3.5, 18, 18},  {"64x64", 64, 64, 1, 3.0, 12, 12},
     {"64x32", 64, 32, 2, 2.5, 13.4, 9.2}, {"32x32", 32, 32, 2, 2.8, 7.9, 5.9},
@@ -302,7 +302,8 @@ TileConfig BestTileConfig(KernelFamily family, const Gemm& p) {
   const TileConfig large = BestLargeConfig(LargeFamily(family), p);
   TileConfig fastest = large.us < best.us ? large : best;
   if (family == KernelFamily::kFp32 && FfmaFits(p)) {
-    TileConfig ffma = BestLargeConfig(KernelFamily::kFfma, p);
+    TileConfig ffma = deep ? BestTileConfig(KernelFamily::kFfma, &p, 1, kDeepSplits)
+                           : BestLargeConfig(KernelFamily::kFfma, p);
     ffma.us += FfmaPackUs(p) + (p.sums ? kReduceUs : 0);
     if (ffma.us < fastest.us) fastest = ffma;
   }
@@ -349,13 +350,14 @@ void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream str
   }
   const bool clusters = ComputeMajor(p.ctx.device_id) >= 9 && splits <= kMaxSplits;
   if (splits == 1 || clusters) return launch();
-  const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
+  const bool sums = p.sums && !ffma;  // made beside the product, in parts as well
+  const int64_t width = sums ? (p.sums_of_a ? p.m : p.n) : 0;
   const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
   params.partial = partial.floats();
   params.aligned_out = p.n % 4 == 0;
   launch();
   RunEpilogue(op, p, partial.floats(), splits, stream);
-  if (p.sums)
+  if (sums)
     SumAxis(op, p.ctx, partial.floats() + splits * p.m * p.n, 1, splits, width, 1.f, p.sums,
             stream);
 }

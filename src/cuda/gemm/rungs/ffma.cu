@@ -8,34 +8,54 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-constexpr int kPackMn = 64, kPackK = 32;
+constexpr int kPackMn = 64, kPackK = 64;
 
-// Copies an operand to (k, pitch): element (mn, k) is at x[mn * of_mn + k * of_k].
+// Copies an operand to (k, pitch): element (mn, k) is at x[mn * of_mn + k * of_k]. kInQuads: it
+// lies along K, in rows of whole quads, so that eight lanes read a line of 128 bytes.
+template <bool kInQuads>
 __global__ void __launch_bounds__(kThreads)
     PackKernel(Operand x, int64_t extent, int64_t k_extent, int64_t pitch, float* packed) {
   __shared__ float tile[kPackK][kPackMn + 1];
   const bool along_k = x.of_k == 1;
-  const int64_t mn_tiles = CeilDiv(extent, kPackMn), k_tiles = CeilDiv(k_extent, kPackK);
-  for (int64_t t = blockIdx.x; t < mn_tiles * k_tiles; t += gridDim.x) {
-    const int64_t mn0 = t / k_tiles * kPackMn, k0 = t % k_tiles * kPackK;
+  const int64_t k_tiles = CeilDiv(k_extent, kPackK);
+  const int64_t mn0 = blockIdx.x / k_tiles * kPackMn, k0 = blockIdx.x % k_tiles * kPackK;
+  const int mn_valid = (int)min((int64_t)kPackMn, extent - mn0);
+  const int k_valid = (int)min((int64_t)kPackK, k_extent - k0);
+  const float* const from = x.data + mn0 * x.of_mn + k0 * x.of_k;
+  if constexpr (kInQuads) {
+    constexpr int kInRow = kPackK / 4, kStep = kThreads / kInRow;
+    const int k = (int)threadIdx.x % kInRow * 4;
 #pragma unroll
-    for (int first = 0; first < kPackMn * kPackK; first += kThreads) {
-      const int i = first + (int)threadIdx.x;
+    for (int mn = (int)threadIdx.x / kInRow; mn < kPackMn; mn += kStep) {
+      const bool exists = mn < mn_valid && k < k_valid;
+      const float4 v = exists ? *(const float4*)(from + mn * x.of_mn + k) : make_float4(0, 0, 0, 0);
+      tile[k][mn] = v.x, tile[k + 1][mn] = v.y, tile[k + 2][mn] = v.z, tile[k + 3][mn] = v.w;
+    }
+  } else {
+#pragma unroll 8
+    for (int i = threadIdx.x; i < kPackMn * kPackK; i += kThreads) {
       const int mn = along_k ? i / kPackK : i % kPackMn, k = along_k ? i % kPackK : i / kPackMn;
-      const bool exists = mn0 + mn < extent && k0 + k < k_extent;
-      tile[k][mn] = exists ? x.data[(mn0 + mn) * x.of_mn + (k0 + k) * x.of_k] : 0.f;
+      tile[k][mn] = mn < mn_valid && k < k_valid ? from[mn * x.of_mn + k * x.of_k] : 0.f;
     }
-    __syncthreads();
-#pragma unroll
-    for (int first = 0; first < kPackMn * kPackK; first += kThreads) {
-      const int i = first + (int)threadIdx.x, mn = i % kPackMn, k = i / kPackMn;
-      if (mn0 + mn < pitch && k0 + k < k_extent) packed[(k0 + k) * pitch + mn0 + mn] = tile[k][mn];
-    }
-    __syncthreads();
   }
+  __syncthreads();
+  const int mn = (int)threadIdx.x % kPackMn;
+  float* const to = packed + k0 * pitch + mn0 + mn;
+  if (mn0 + mn >= pitch) return;
+#pragma unroll
+  for (int k = (int)threadIdx.x / kPackMn; k < kPackK; k += kThreads / kPackMn)
+    if (k < k_valid) to[k * pitch] = tile[k][mn];
 }
 
 bool IsPacked(const Operand& x) { return x.of_mn != 1 || x.of_k % 4 || !Aligned16(x.data); }
+
+// Whether the kernel reads an A that lies along K, in rows of whole quads, as it is. It is then 8 %
+// slower, which an A of few columns of C is worth: a copy costs as much as some 700 of them.
+bool IsReadAlongK(const Gemm& p) {
+  constexpr int64_t kMostColumns = 512;
+  const Operand a = OperandA(p);
+  return p.n <= kMostColumns && a.of_k == 1 && a.of_mn % 4 == 0 && Aligned16(a.data);
+}
 
 double PackUs(const Operand& x, const Gemm& p, int64_t extent) {
   constexpr double kLaunchUs = 2, kNbytesUs = 2.8e6;
@@ -50,20 +70,26 @@ FfmaOperands::FfmaOperands(const char* op, const Gemm& p, DLStream stream) {
       const int64_t pitch = CeilDiv(extent, 4) * 4;
       copy = std::make_unique<Scratch>(p.ctx, pitch * p.k * (int64_t)sizeof(float), stream);
       const int64_t tiles = CeilDiv(extent, kPackMn) * CeilDiv(p.k, kPackK);
-      Launch(op, PackKernel, Blocks(tiles, 1), kThreads, 0, stream, x, extent, p.k, pitch,
-             copy->floats());
+      const bool in_quads = x.of_k == 1 && x.of_mn % 4 == 0 && Aligned16(x.data);
+      Launch(op, in_quads ? PackKernel<true> : PackKernel<false>, (unsigned)tiles, kThreads, 0,
+             stream, x, extent, p.k, pitch, copy->floats());
       x = {copy->floats(), 1, pitch};
     }
     return PlainMap(op, x.data, extent, p.k, x.of_k, box, FfmaTiling::kTileK);
   };
-  a_ = map_of(OperandA(p), p.m, FfmaTiling::kTileM, packed_a_);
+  if (IsReadAlongK(p))
+    a_ = BoxMap(op, DL_FLOAT32, p.a, p.k, p.m, p.k, 1, FfmaTiling::kTileM, false);
+  else
+    a_ = map_of(OperandA(p), p.m, FfmaTiling::kTileM, packed_a_);
   b_ = map_of(OperandB(p), p.n, FfmaTiling::kTileN, packed_b_);
 }
 
 void FfmaOperands::Multiply(const char* op, const GemmParams& params, DLStream stream) const {
-  LaunchClusters(op, FfmaKernel<FfmaTiling>, (unsigned)(params.tiles * params.splits),
-                 (unsigned)params.splits, FfmaTiling::kThreads, kFfmaNbytes, params.allow_pdl,
-                 stream, a_, b_, params);
+  const bool along_k = IsReadAlongK(params.gemm);
+  const auto kernel = along_k ? FfmaKernel<FfmaTiling, true> : FfmaKernel<FfmaTiling, false>;
+  const int cluster = params.partial ? 1 : params.splits;
+  LaunchClusters(op, kernel, (unsigned)(params.tiles * params.splits), (unsigned)cluster,
+                 FfmaTiling::kThreads, kFfmaNbytes, params.allow_pdl, stream, a_, b_, params);
 }
 
 bool FfmaFits(const Gemm& p) {
@@ -72,7 +98,8 @@ bool FfmaFits(const Gemm& p) {
 }
 
 double FfmaPackUs(const Gemm& p) {
-  return PackUs(OperandA(p), p, p.m) + PackUs(OperandB(p), p, p.n);
+  const double of_a = IsReadAlongK(p) ? 0 : PackUs(OperandA(p), p, p.m);
+  return of_a + PackUs(OperandB(p), p, p.n);
 }
 
 }  // namespace cuda

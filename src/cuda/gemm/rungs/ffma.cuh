@@ -3,13 +3,16 @@
 //
 // One block a multiprocessor computes 256 x 128 of C: eight warps of 64 x 64, whose threads hold
 // 16 x 8 sums. One thread copies panels by TMA into a ring of stages in shared memory; a warp waits
-// for a panel's mbarrier, multiplies, and arrives at another, so that warps need not meet. Both
-// operands lie (k, mn), others are transposed before, so that a thread's rows and columns at one k
-// are quads, read for the next k without bank conflicts while this one's are multiplied. Sums go
-// over k in ascending order. Limited by the issue of FFMA: of about 140 instructions for each k,
-// 128 are multiply-adds. An FFMA takes two cycles where its operands come from one register bank,
-// for which reason the products of a row of sums go forth and those of the next one back. Measured
-// on an H200, a panel's k takes 176 ns, where loops of FFMA alone would take 142.
+// for a panel's mbarrier, multiplies, and arrives at another, so that warps need not meet. B lies
+// (k, n), so that a thread's columns at one k are quads, and so may A; an A that lies along K in
+// whole quads is read four k at a time. Other operands are transposed before. What is multiplied
+// next is read without bank conflicts in the meantime. Sums go over k in ascending order.
+//
+// Limited by the issue of FFMA: of about 137 instructions for each k, 128 are multiply-adds. An
+// FFMA takes two cycles where its operands come from one register bank, for which reason the
+// products of a column of sums go down and those of the next one up, so that a column's operand is
+// kept for all of its rows. The loop over k is unrolled by eight alone, since the instruction cache
+// does not hold much more, and panels are deep, since each costs a warp its wait.
 #pragma once
 #include "cuda/gemm/kernel.cuh"
 #include "cuda/instructions/hopper.cuh"
@@ -18,12 +21,14 @@
 namespace dlsys {
 namespace cuda {
 
-using FfmaTiling = LargeTiling<256, 128, 16, 8, 16, 6, 1>;
+using FfmaTiling = LargeTiling<256, 128, 16, 8, 32, 4, 1>;
+constexpr int kFfmaUnroll = 8;  // of k, an even divisor of a panel's
+static_assert(FfmaTiling::kTileK % kFfmaUnroll == 0 && kFfmaUnroll % 2 == 0);
 
 constexpr int kFfmaPanelA = FfmaTiling::kTileM * FfmaTiling::kTileK;
 constexpr int kFfmaStageNumel = kFfmaPanelA + FfmaTiling::kTileN * FfmaTiling::kTileK;
 constexpr int kFfmaPanels = FfmaTiling::kStages * kFfmaStageNumel;
-constexpr int kFfmaAlignment = 128;  // of what TMA writes
+constexpr int kFfmaAlignment = 1024;  // of what TMA writes in its swizzle
 // Panels, over which a tile of C lies at the end.
 constexpr size_t kFfmaNbytes =
     (kFfmaPanels > FfmaTiling::kTileNumel ? kFfmaPanels : FfmaTiling::kTileNumel) * sizeof(float) +
@@ -38,22 +43,29 @@ class FfmaAccumulator {
       : row_(row + 4 * (lane % 2 + lane / (2 * T::kLanesN) * 2)),
         col_(col + 4 * (lane / 2 % T::kLanesN)) {}
 
-  // Reads the operands at k of a panel; the parity of k says which they replace.
-  __device__ __forceinline__ void Read(const float* panel, int k) {
-    ReadQuads<T::kLanesM>(panel + k * T::kTileM + row_, a_[k % 2]);
-    ReadQuads<T::kLanesN>(panel + kFfmaPanelA + k * T::kTileN + col_, b_[k % 2]);
+  // Goes on at the beginning of a panel, or behind what was multiplied.
+  __device__ __forceinline__ void MoveTo(const float* panel) {
+    from_a_ = panel + row_;
+    from_b_ = panel + kFfmaPanelA + col_;
+  }
+  __device__ __forceinline__ void Advance() {
+    from_a_ += kFfmaUnroll * T::kTileM;
+    from_b_ += kFfmaUnroll * T::kTileN;
   }
 
-  // Adds the products at k.
-  __device__ __forceinline__ void Add(int k) {
+  // Multiplies kFfmaUnroll of k; move() goes on to what follows, which is then read.
+  template <class F>
+  __device__ __forceinline__ void Multiply(F&& move) {
 #pragma unroll
-    for (int i = 0; i < T::kThreadM; i++)
-#pragma unroll
-      for (int q = 0; q < T::kThreadN; q++) {
-        const int j = i % 2 ? T::kThreadN - 1 - q : q;
-        sums_[i][j] = fmaf(a_[k % 2][i], b_[k % 2][j], sums_[i][j]);
-      }
+    for (int k = 0; k < kFfmaUnroll - 1; k++) {
+      Read(k + 1);
+      Add(k);
+    }
+    move();
+    Read(0);
+    Add(kFfmaUnroll - 1);
   }
+  __device__ __forceinline__ void Begin() { Read(0); }
 
   // Stores the sums to the tile in shared memory. As quads they would have to lie in registers of
   // one row, whose banks then meet those of the operands.
@@ -68,12 +80,116 @@ class FfmaAccumulator {
   }
 
  private:
+  // Reads the operands k further on; the parity of k says which they replace.
+  __device__ __forceinline__ void Read(int k) {
+    ReadQuads<T::kLanesM>(from_a_ + k * T::kTileM, a_[k % 2]);
+    ReadQuads<T::kLanesN>(from_b_ + k * T::kTileN, b_[k % 2]);
+  }
+
+  // Adds the products of operands that were read.
+  __device__ __forceinline__ void Add(int k) {
+#pragma unroll
+    for (int j = 0; j < T::kThreadN; j++)
+#pragma unroll
+      for (int q = 0; q < T::kThreadM; q++) {
+        const int i = j % 2 ? T::kThreadM - 1 - q : q;
+        sums_[i][j] = fmaf(a_[k % 2][i], b_[k % 2][j], sums_[i][j]);
+      }
+  }
+
   const int row_, col_;
+  const float *from_a_, *from_b_;
   float a_[2][T::kThreadM], b_[2][T::kThreadN];
   float sums_[T::kThreadM][T::kThreadN] = {};
 };
 
+// The same where A lies along K, in rows of 128 bytes with their quads exchanged (swizzle): a
+// thread has every fourth of a warp's rows, and reads four k of a row by one load. Four rows are
+// multiplied at a time, while the next ones are read.
 template <class T>
+class FfmaAccumulatorAlongK {
+  static constexpr int kDepth = 4, kGroup = 4, kGroups = T::kThreadM / kGroup;
+  static constexpr int kRow = 32;  // floats of a row
+  static_assert(T::kTileK == kRow && T::kLanesM == kGroup && kFfmaUnroll == 2 * kDepth);
+
+ public:
+  __device__ FfmaAccumulatorAlongK(int row, int col, int lane)
+      : lane_row_(lane % 2 + lane / (2 * T::kLanesN) * 2),
+        row_(row + lane_row_),
+        col_(col + 4 * (lane / 2 % T::kLanesN)) {}
+
+  __device__ __forceinline__ void MoveTo(const float* panel) {
+    from_a_ = panel + row_ * kRow;
+    from_b_ = panel + kFfmaPanelA + col_;
+    quad_ = 0;
+  }
+  __device__ __forceinline__ void Advance() {
+    from_b_ += kFfmaUnroll * T::kTileN;
+    quad_ += 2;
+  }
+  __device__ __forceinline__ void Begin() {
+    ReadB(0, 0);
+    ReadA(0, 0, 0);
+  }
+  template <class F>
+  __device__ __forceinline__ void Multiply(F&& move) {
+#pragma unroll
+    for (int step = 0; step < 2 * kGroups; step++) {
+      const int half = step / kGroups, group = step % kGroups;
+      if (group + 1 < kGroups) {
+        ReadA(half, group + 1, (group + 1) % 2);
+      } else {
+        if (half == 1) move();
+        ReadB(1 - half, 1 - half);
+        ReadA(1 - half, 0, 0);
+      }
+      Add(half, group);
+    }
+  }
+
+  __device__ __forceinline__ void Store(volatile float* tile) const {
+#pragma unroll
+    for (int i = 0; i < T::kThreadM; i++)
+#pragma unroll
+      for (int j = 0; j < T::kThreadN; j++)
+        tile[(row_ + i * T::kLanesM) * T::kTilePitch + col_ + j / 4 * 4 * T::kLanesN + j % 4] =
+            sums_[i][j];
+  }
+
+ private:
+  // Rows of a group at the four k of a half. Rows four apart differ in one bit of the swizzle.
+  __device__ __forceinline__ void ReadA(int half, int group, int to) {
+    const int even = ((quad_ + half) ^ lane_row_) * kDepth;
+#pragma unroll
+    for (int r = 0; r < kGroup; r++)
+      *(float4*)a_[to][r] = *(const float4*)(from_a_ + (group * kGroup + r) * T::kLanesM * kRow +
+                                             (even ^ r % 2 * 16));
+  }
+  __device__ __forceinline__ void ReadB(int half, int to) {
+#pragma unroll
+    for (int e = 0; e < kDepth; e++)
+      ReadQuads<T::kLanesN>(from_b_ + (half * kDepth + e) * T::kTileN, b_[to][e]);
+  }
+  __device__ __forceinline__ void Add(int half, int group) {
+#pragma unroll
+    for (int e = 0; e < kDepth; e++)
+#pragma unroll
+      for (int j = 0; j < T::kThreadN; j++)
+#pragma unroll
+        for (int q = 0; q < kGroup; q++) {
+          const int r = j % 2 ? kGroup - 1 - q : q, i = group * kGroup + r;
+          sums_[i][j] = fmaf(a_[group % 2][r][e], b_[half][e][j], sums_[i][j]);
+        }
+  }
+
+  const int lane_row_, row_, col_;
+  const float *from_a_, *from_b_;
+  int quad_;  // of k in the panel
+  float a_[2][kGroup][kDepth], b_[2][kDepth][T::kThreadN];
+  float sums_[T::kThreadM][T::kThreadN] = {};
+};
+
+template <class T, bool kAlongK>
 __global__ __launch_bounds__(T::kThreads,
                              1) void FfmaKernel(const __grid_constant__ CUtensorMap map_a,
                                                 const __grid_constant__ CUtensorMap map_b,
@@ -90,7 +206,8 @@ __global__ __launch_bounds__(T::kThreads,
   const TileCoord coord = TileCoordOf(params, blockIdx.x);
   const int row0 = coord.row * T::kTileM, col0 = coord.col * T::kTileN;
   const int k0 = (int)(coord.split * params.k_slice);
-  const int k_tiles = CeilDiv32((int)min(params.k_slice, params.gemm.k - k0), T::kTileK);
+  const int k_numel = (int)min(params.k_slice, params.gemm.k - k0);
+  const int k_tiles = CeilDiv32(k_numel, T::kTileK);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < T::kStages; stage++) {
       hopper::InitBarrier(full + stage * 8, 1);
@@ -108,7 +225,10 @@ __global__ __launch_bounds__(T::kThreads,
     const int k = k0 + k_tile * T::kTileK;
     if (k_tile >= T::kStages) hopper::WaitForPhase(empty + filled.stage * 8, filled.parity ^ 1);
     hopper::ArriveExpecting(barrier, kFfmaStageNumel * kFloat);
-    hopper::LoadBox<false>(to, &map_a, barrier, row0, k, 0);
+    if (kAlongK)
+      hopper::LoadBox<false>(to, &map_a, barrier, k, row0, 0);
+    else
+      hopper::LoadBox<false>(to, &map_a, barrier, row0, k, 0);
     hopper::LoadBox<false>(to + kFfmaPanelA * kFloat, &map_b, barrier, col0, k, 0);
     filled.Advance();
   };
@@ -122,36 +242,45 @@ __global__ __launch_bounds__(T::kThreads,
   const int warp_col = warp / kWarpsM, warp_row = (warp + warp_col * 2) % kWarpsM;
   const bool multiplies =
       row0 + warp_row * T::kWarpM < params.gemm.m && col0 + warp_col * T::kWarpN < params.gemm.n;
-  FfmaAccumulator<T> accumulator(warp_row * T::kWarpM, warp_col * T::kWarpN, lane);
-  hopper::WaitForPhase(full, 0);
-  accumulator.Read(memory, 0);
-#pragma unroll 1
-  for (int k_tile = 0; k_tile < k_tiles; k_tile++) {
-    if (copies && k_tile + kAhead < k_tiles) copy(k_tile + kAhead);
-    const int stage = at.stage;
-    const float* const panel = memory + stage * kFfmaStageNumel;
-    at.Advance();
-    if (multiplies) {
-#pragma unroll
-      for (int k = 0; k < T::kTileK - 1; k++) {
-        accumulator.Read(panel, k + 1);
-        accumulator.Add(k);
-      }
-    }
-    if (k_tile + 1 < k_tiles) hopper::WaitForPhase(full + at.stage * 8, at.parity);
-    if (multiplies) {
-      accumulator.Read(memory + at.stage * kFfmaStageNumel, 0);  // garbage after the last panel
-      accumulator.Add(T::kTileK - 1);
-    }
+  std::conditional_t<kAlongK, FfmaAccumulatorAlongK<T>, FfmaAccumulator<T>> accumulator(
+      warp_row * T::kWarpM, warp_col * T::kWarpN, lane);
+  const auto release = [&](int stage) {
     __syncwarp();
     if (lane == 0) hopper::Arrive(empty + stage * 8);
+  };
+  if (multiplies) {  // as thread 0, which copies, always does
+    hopper::WaitForPhase(full, 0);
+    accumulator.MoveTo(memory);
+    accumulator.Begin();
+#pragma unroll 1
+    for (int k_tile = 0; k_tile < k_tiles; k_tile++) {
+      if (copies && k_tile + kAhead < k_tiles) copy(k_tile + kAhead);
+      const int stage = at.stage, depth = min(T::kTileK, k_numel - k_tile * T::kTileK);
+      at.Advance();
+#pragma unroll 1
+      for (int k = 0; k < depth; k += kFfmaUnroll) {
+        accumulator.Multiply([&] {
+          if (k + kFfmaUnroll < depth) return accumulator.Advance();
+          if (k_tile + 1 < k_tiles) hopper::WaitForPhase(full + at.stage * 8, at.parity);
+          accumulator.MoveTo(memory + at.stage * kFfmaStageNumel);  // garbage after the last panel
+        });
+      }
+      release(stage);
+    }
+  } else {
+#pragma unroll 1
+    for (int k_tile = 0; k_tile < k_tiles; k_tile++, at.Advance()) {
+      hopper::WaitForPhase(full + at.stage * 8, at.parity);
+      release(at.stage);
+    }
   }
   __syncthreads();
   TriggerProgrammaticLaunch();
   accumulator.Store(memory);
   __syncthreads();
   WriteTile<T>(params, coord, memory);
-  if (params.splits > 1) LeaveCluster();  // its shared memory outlives the peers' reads
+  if (params.splits > 1 && !params.partial)
+    LeaveCluster();  // its shared memory outlives the peers' reads
 #endif
 }
 
