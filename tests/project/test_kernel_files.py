@@ -8,7 +8,11 @@ from pathlib import Path
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 FILES = {path: path.read_text() for path in sorted(SRC.rglob("*.[ch]*")) if path.is_file()}
-KERNELS = [p for p in FILES if re.match(r"(cpu|cuda)/(?!runtime/|instructions/)", p.relative_to(SRC).as_posix())]
+KERNELS = [
+    p
+    for p in FILES
+    if re.match(r"(cpu|cuda)/(?!runtime/|instructions/)", p.relative_to(SRC).as_posix())
+]
 
 
 def header(text: str) -> list[str]:
