@@ -26,7 +26,7 @@ class OtherLibraryTest(unittest.TestCase):
 
     def build(self, folder: Path, file: str, old: str, new: str) -> str:
         source = folder / "src"
-        for part in ("runtime", "include", "math", "cpu/runtime"):
+        for part in ("runtime", "include", "math", "operators", "cpu/runtime"):
             shutil.copytree(ROOT / "src" / part, source / part)
         text = (source / file).read_text(encoding="utf-8")
         self.assertIn(old, text)
