@@ -16,6 +16,7 @@ from contestants import large_dlsys
 from dlsys import autodiff as ad
 from dlsys import dist, ndarray, optim
 from dlsys.runtime.device import gpu, synchronize
+from shared import cupti
 from shared.networks import model
 from shared.workloads import NAMED, RATE
 from speed import overlap
@@ -129,14 +130,8 @@ def trace(world: dist.Group, work: str) -> None:
     """How much of the communication's time lies beside other kernels, and what calls of CUDA's
     runtime the host makes in steady state, both of rank 0. The step is captured under the profiler.
     """
-    import torch
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
     ctx = gpu(world.local_rank)
-    torch.cuda.set_device(world.local_rank)
-    torch.cuda.init()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with cupti.Trace() as traced:
         executor, feeds = made(world, work)
         queue = queue_of(executor, feeds)
         for _ in range(2):
@@ -145,16 +140,11 @@ def trace(world: dist.Group, work: str) -> None:
             time.sleep(overlap.PAUSE_S)
         queue(TRACED)
         synchronize(ctx)
-    activities, calls = [], []
-    for event in profiler.profiler.kineto_results.events():
-        start, ns = event.start_ns(), event.duration_ns()
-        span = overlap.Activity(event.name(), start * 1e-3, (start + ns) * 1e-3)
-        (activities if event.device_type() == DeviceType.CUDA else calls).append(span)
-    last = overlap.after_pause(sorted(activities, key=lambda each: each.start))
+    last = overlap.after_pause(traced.activities)
     talk = [each for each in last if each.name.startswith("nccl")]
     others = [each for each in last if not each.name.startswith(("nccl", *overlap.NOT_KERNELS))]
     talking, computing = overlap.merged(talk), overlap.merged(others)
-    steady = overlap.after_pause(sorted(calls, key=lambda each: each.start))
+    steady = overlap.after_pause(traced.calls)
     beside = overlap.length(overlap.common(talking, computing))
     tell(
         world, work=f"trace-{work}", steps=TRACED, kernels=len(others), collectives=len(talk),

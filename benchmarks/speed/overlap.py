@@ -3,8 +3,8 @@
     python benchmarks overlap [--rounds 9]
 
 A step is timed with its batches on the device, copied ahead by threads (`on_device`, as train.fit
-does), and copied by the run that they are fed to. With PyTorch there, its profiler traces the
-second way, and how much of the copies' time lies beside kernels is read from that. Leaves
+does), and copied by the run that they are fed to. CUPTI traces the second way, and how much of
+the copies' time lies beside kernels is read from that. Leaves
 results/overlap.json, the table and the picture.
 """
 
@@ -15,9 +15,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from itertools import cycle, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,8 @@ from contestants.race_dlsys import GPU
 from dlsys import autodiff as ad
 from dlsys import ndarray
 from dlsys.data.prefetch import on_device
-from shared import measure, workloads
+from shared import cupti, measure, workloads
+from shared.cupti import Activity
 from shared.workloads import Work
 
 FED = (("lenet-1000", "uint8"), ("lenet-1000", "float32"), ("residual-512", "float32"))
@@ -39,14 +39,6 @@ NOT_KERNELS = ("Memcpy", "Memset", "Context Sync", "Stream ", "Event ")
 
 Feed = dict[ad.Node, Any]
 Span = tuple[float, float]  # microseconds
-
-
-class Activity(NamedTuple):
-    """One activity of the GPU from start to end, in microseconds."""
-
-    name: str
-    start: float
-    end: float
 
 
 class Training:
@@ -119,26 +111,16 @@ def trace(work: Work, dtype: str) -> dict[str, Any]:
 
 def traced(work: Work, dtype: str) -> list[Activity]:
     """The activities of the GPU, in the order of their beginning: steps, a pause, as many steps.
-    The step is captured under the profiler, which else might not see into it.
+    The step is captured while CUPTI looks on, which else might not see into it.
     """
-    import torch
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
-    torch.cuda.init()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with cupti.Trace() as found:
         training = Training(work, dtype)
         training.ahead(TRACED)
         race_dlsys.wait()
         time.sleep(PAUSE_S)
         training.ahead(TRACED)
         race_dlsys.wait()
-    activities = []
-    for event in profiler.profiler.kineto_results.events():
-        if event.device_type() == DeviceType.CUDA:
-            start, ns = event.start_ns(), event.duration_ns()
-            activities.append(Activity(event.name(), start * 1e-3, (start + ns) * 1e-3))
-    return sorted(activities, key=lambda each: each.start)
+    return found.activities
 
 
 def after_pause(activities: Sequence[Activity]) -> list[Activity]:
@@ -262,11 +244,11 @@ def main() -> int:
     for name, dtype in FED:
         found.append(times(works[name], dtype, options.rounds))
         measure.save("overlap", options, {"works": found})
-    if find_spec("torch") is None:
-        print("nothing is traced: PyTorch is not installed", file=sys.stderr)
-    else:
+    try:
         for one, (name, dtype) in zip(found, FED):
             one |= trace(works[name], dtype)
             measure.save("overlap", options, {"works": found})
+    except OSError as error:
+        print(f"nothing is traced: {error}", file=sys.stderr)
     command = measure.program("table", "--results", str(options.out))
     return subprocess.run(command).returncode

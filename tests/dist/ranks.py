@@ -1,5 +1,5 @@
 """What each rank of test_ranks does: `python ranks.py CASE ...` under mpiexec. Rank 0 prints a JSON
-object that maps each case to "" or to what went wrong on the first rank on which it did.
+object as each case ends, which maps it to "" or to what went wrong on the first rank where it did.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ rank, size = world.rank, world.size
 DEVICES: list[Any] = [None] + [cpu(0)] * (unavailable(cpu(0)) is None)
 if ON_GPUS:
     DEVICES = [gpu(world.local_rank)]
+    world.connect(DEVICES[0])  # as an Executor with a group does, which not every case has
 Arrays = Any
 
 
@@ -567,8 +568,7 @@ def program_raise() -> None:
     run()
 
 
-def outcomes(names: list[str]) -> dict[str, str]:
-    found = {}
+def run_cases(names: list[str]) -> None:
     for name in names:
         fault = ""
         try:
@@ -577,14 +577,13 @@ def outcomes(names: list[str]) -> dict[str, str]:
             fault = f"rank {rank}: {traceback.format_exc()}"
             if ON_GPUS:  # other ranks may wait in a kernel
                 world.abort(f"case {name}, {fault}")
-        found[name] = next(filter(None, world.objects(fault)), "")
-    return found
+        found = next(filter(None, world.objects(fault)), "")
+        if rank == 0:
+            print(json.dumps({name: found}), flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "program":
         globals()[f"program_{sys.argv[2]}"](*sys.argv[3:])
     else:
-        result = outcomes(sys.argv[1:])
-        if rank == 0:
-            print(json.dumps(result), flush=True)
+        run_cases(sys.argv[1:])
