@@ -21,7 +21,7 @@ from shared.networks import model
 from shared.workloads import NAMED, RATE
 from speed import overlap
 
-MIB = (1, 16, 100, 500)
+KIB = (64, 256, 1024, 4096, 16 << 10, 100 << 10, 500 << 10)
 CHAINED = 8, 24  # sums of one run, whose times are compared: enough for the host to be ahead
 WARM_RUNS = 5
 TRACED = 20  # steps
@@ -70,9 +70,9 @@ def bandwidths(world: dist.Group, rounds: int) -> None:
     if world.size == 1:
         return
     ctx = gpu(world.local_rank)
-    for mib in MIB:
-        x = ad.Variable("x", (mib << 18,))
-        feed = {x: ndarray.array(np.zeros(mib << 18, np.float32), ctx)}
+    for kib in KIB:
+        x = ad.Variable("x", (kib << 8,))
+        feed = {x: ndarray.array(np.zeros(kib << 8, np.float32), ctx)}
         ms = []
         for count in CHAINED:
             y = x + 1
@@ -81,9 +81,9 @@ def bandwidths(world: dist.Group, rounds: int) -> None:
             executor = ad.Executor([y + 1], ctx, group=world)
             ms.append(timed(world, queue_of(executor, feed), rounds))
         each = (ms[1] - ms[0]) / (CHAINED[1] - CHAINED[0])
-        moved = (mib << 20) * 2 * (world.size - 1) / world.size
+        moved = (kib << 10) * 2 * (world.size - 1) / world.size
         tell(
-            world, work=f"allreduce-{mib}MiB", ms=round(each, 4),
+            world, work=f"allreduce-{kib}KiB", ms=round(each, 5),
             busbw_gbs=round(moved / each / 1e6, 1),
         )  # fmt: skip
 

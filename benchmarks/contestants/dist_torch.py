@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from contestants import large_torch, race_torch
 from shared.workloads import NAMED, RATE
 
-MIB = (1, 16, 100, 500)
+KIB = (64, 256, 1024, 4096, 16 << 10, 100 << 10, 500 << 10)
 WARM_RUNS = 6
 ROUND_S = 0.15  # seconds of queued steps
 
@@ -64,11 +64,11 @@ def timed(step: Callable[[], Any], rounds: int) -> float:
 
 def bandwidths(rounds: int) -> None:
     size = distributed.get_world_size()
-    for mib in MIB if size > 1 else ():
-        x = torch.zeros(mib << 18, device="cuda")
+    for kib in KIB if size > 1 else ():
+        x = torch.zeros(kib << 8, device="cuda")
         ms = timed(lambda x=x: distributed.all_reduce(x), rounds)
-        moved = (mib << 20) * 2 * (size - 1) / size
-        tell(work=f"allreduce-{mib}MiB", ms=round(ms, 4), busbw_gbs=round(moved / ms / 1e6, 1))
+        moved = (kib << 10) * 2 * (size - 1) / size
+        tell(work=f"allreduce-{kib}KiB", ms=round(ms, 4), busbw_gbs=round(moved / ms / 1e6, 1))
 
 
 def train(work: str, rounds: int) -> None:

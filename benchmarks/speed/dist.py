@@ -1,6 +1,6 @@
 """Several GPUs of one host: the bandwidth of sums over ranks, and steps of 1 GPU beside those of n.
 
-    python benchmarks dist [--gpus 2] [--works mlp,lenet-1000,resnet50,gpt2] [--peers 0]
+    python benchmarks dist [--gpus 2 4] [--works mlp,lenet-1000,resnet50,gpt2] [--peers 0]
 
 Each side is started as one rank a GPU (dist_dlsys.py by `python -m dlsys.dist launch`,
 dist_torch.py by torchrun, its DistributedDataParallel), with the same batch a GPU for any number of
@@ -44,16 +44,16 @@ def lines_of(side: str, gpus: int, works: str, rounds: int) -> list[dict[str, An
 
 def main() -> int:
     parser = measure.arguments(__doc__)
-    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--gpus", type=int, nargs="+", default=[2], help="beside 1")
     parser.add_argument("--works", default=",".join(WORKS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", type=int, default=1, help="0: only ours")
     options = parser.parse_args()
     steps: list[dict[str, Any]] = []
     for side in ("dist_dlsys", *(["dist_torch"] if options.peers else [])):
-        for gpus in (1, options.gpus):
+        for gpus in (1, *options.gpus):
             for line in lines_of(side, gpus, options.works, options.rounds):
                 steps.append(line)
                 print(json.dumps(line), flush=True)
-    print(measure.save("dist", options, {"gpus": options.gpus, "steps": steps}), file=sys.stderr)
+    print(measure.save("dist", options, {"steps": steps}), file=sys.stderr)
     return int(any("error" in line for line in steps))

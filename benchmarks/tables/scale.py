@@ -57,44 +57,57 @@ def _found(record: dict[str, Any]) -> dict[tuple[str, str, int], dict[str, Any]]
     }
 
 
-def _sizes(found: dict[tuple[str, str, int], Any]) -> list[int]:
+def _worlds(found: dict[tuple[str, str, int], Any]) -> list[int]:
+    """The numbers of GPUs beside 1."""
+    return sorted({gpus for side, _, gpus in found if side == "ours"} - {1})
+
+
+def _sums(found: dict[tuple[str, str, int], Any]) -> list[tuple[int, str]]:
+    """The KiB of each sum, and its work."""
+    works = {work for side, work, _ in found if side == "ours" and work.startswith("allreduce")}
+    units = {"KiB": 1, "MiB": 1024}
     return sorted(
-        int(work.removeprefix("allreduce-").removesuffix("MiB"))
-        for side, work, _ in found
-        if side == "ours" and work.startswith("allreduce")
+        (int(work.removeprefix("allreduce-")[:-3]) * units[work[-3:]], work) for work in works
     )
 
 
 def bandwidth(results: Results) -> str:
     """The bus bandwidth of sums."""
     record = results.read("dist")
-    found, gpus = _found(record), record["gpus"]
+    found = _found(record)
     body = []
-    for mib in _sizes(found):
-        sides = [found.get((side, f"allreduce-{mib}MiB", gpus)) for side in ("ours", "torch")]
-        cells = [each["busbw_gbs"] if each else "not run" for each in sides]
-        body.append([f"{mib} MiB", f"{sides[0]['ms'] * 1e3:.1f}", *cells])
-    head = ["sum of", "µs", "GB/s on the bus", "through PyTorch"]
+    for gpus in _worlds(found):
+        for kib, work in _sums(found):
+            ours, theirs = (found.get((side, work, gpus)) for side in ("ours", "torch"))
+            if ours:
+                size = f"{kib} KiB" if kib < 1024 else f"{kib >> 10} MiB"
+                peer = theirs["busbw_gbs"] if theirs else "not run"
+                body.append([size, gpus, f"{ours['ms'] * 1e3:.1f}", ours["busbw_gbs"], peer])
+    head = ["sum of", "GPUs", "µs", "GB/s on the bus", "through PyTorch"]
     return f"{rows(head, body)}\n\n{source(record)}"
 
 
 def steps(results: Results) -> str:
     """Milliseconds a step at 1 GPU and at several, and the efficiency, ours and PyTorch's."""
     record = results.read("dist")
-    found, gpus = _found(record), record["gpus"]
-    body = []
+    found = _found(record)
+    worlds, body = _worlds(found), []
     for work, name in NAMES.items():
         cells = []
         for side in ("ours", "torch"):
-            alone, together = found.get((side, work, 1)), found.get((side, work, gpus))
-            if alone and together:
-                share = f"{alone['ms'] / together['ms']:.1%}"
-                cells += [f"{alone['ms']:.3f}", f"{together['ms']:.3f}", share]
-            else:
-                cells += ["not run"] * 3
+            alone = found.get((side, work, 1))
+            cells.append(f"{alone['ms']:.3f}" if alone else "not run")
+            for gpus in worlds:
+                together = found.get((side, work, gpus))
+                if alone and together:
+                    cells += [f"{together['ms']:.3f}", f"{alone['ms'] / together['ms']:.1%}"]
+                else:
+                    cells += ["not run"] * 2
         body.append([name, *cells])
-    head = ["training step", "1 GPU, ms", f"{gpus} GPUs, ms", "efficiency"]
-    head += ["PyTorch DDP, 1", f"{gpus}", "efficiency"]
+    head = ["training step", "1 GPU, ms"]
+    head += [text for gpus in worlds for text in (f"{gpus} GPUs, ms", "efficiency")]
+    head.append("PyTorch DDP, 1")
+    head += [text for gpus in worlds for text in (f"{gpus}", "efficiency")]
     return f"{rows(head, body)}\n\n{source(record)}"
 
 
@@ -110,7 +123,7 @@ def traces(results: Results) -> str:
             f"{each['share']:.0%}",
         ]
         for each in record["steps"]
-        if each.get("work", "").startswith("trace-")
+        if each.get("work", "").startswith("trace-") and each["gpus"] == _worlds(_found(record))[0]
     ]
     if not body:
         raise KeyError("traces")
@@ -121,11 +134,12 @@ def traces(results: Results) -> str:
 def model(results: Results) -> str:
     """The efficiency that the model says, beside the measured, and that of larger worlds."""
     record = results.read("dist")
-    found, gpus = _found(record), record["gpus"]
-    ring, sizes = 2 * (gpus - 1) / gpus, _sizes(found)
+    found = _found(record)
+    gpus = _worlds(found)[0]
+    ring, sums = 2 * (gpus - 1) / gpus, _sums(found)
     points = [
-        (ring * (mib << 20), found["ours", f"allreduce-{mib}MiB", gpus]["ms"] * 1e-3)
-        for mib in (sizes[0], sizes[-1])
+        (ring * (kib << 10), found["ours", work, gpus]["ms"] * 1e-3)
+        for kib, work in (sums[0], sums[-1])
     ]
     link = Link(*points)
     body = []

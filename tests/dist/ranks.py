@@ -254,7 +254,9 @@ def case_report() -> None:
     # The last bias has a gradient of ones, which is no bucket's.
     arrays = sorted(bucket.arrays for bucket in plan.exchanged)
     assert arrays == ([1, 2, 2] if ON_GPUS else [2, 3]), plan.exchanged
-    ends = 4 * (8 * 600 + 600)  # bytes of what backward makes first; on GPUs the largest leaves first
+    ends = 4 * (
+        8 * 600 + 600
+    )  # bytes of what backward makes first; on GPUs the largest leaves first
     (first,) = (bucket for bucket in plan.exchanged if bucket.nbytes == ends)
     assert (first.name, first.arrays) == ("all_reduce", 2), plan.exchanged
     assert first.bus_nbytes == first.nbytes * 2 * (size - 1) / size

@@ -321,7 +321,8 @@ class Fusions(unittest.TestCase):
                     apart = kernels.pop("matmul_sums", 0)
                     for kernel in ("matmul", "reduce_sum"):
                         kernels[kernel] += apart
-                both = bf16.pop("matmul_bias_both", 0)  # what are two kernels of float32
+                # What are two kernels of float32.
+                both = bf16.pop("matmul_bias_both", 0) + bf16.pop("matmul_bias_slope", 0)
                 for kernel in ("matmul_bias", "gelu"):
                     bf16[kernel] += both
                 elementwise = ("add", "mul", "pointwise")  # one with casts is a program
