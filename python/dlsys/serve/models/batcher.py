@@ -103,6 +103,7 @@ class Batcher:
         self._queue: deque[Waiting] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dlsys-model")
         self._seconds = math.inf  # of a recent run
+        self._seen = 0  # requests that waited in the last turn of the loop
         self._scheduled = False  # whether a batch runs, or will in this turn of the loop
         self._closed: asyncio.Future[None] | None = None  # where somebody waits for the end
 
@@ -132,7 +133,7 @@ class Batcher:
             if alone:
                 self._next(loop)
             else:
-                loop.call_soon(self._next, loop)  # behind those that have arrived with this one
+                loop.call_soon(self._gather, loop)  # behind those that have arrived with this one
 
     def _refuse(self) -> None:
         seconds = 0.0 if math.isinf(self._seconds) else self._seconds
@@ -155,6 +156,17 @@ class Batcher:
             await asyncio.shield(self._closed)
 
     # ---- a batch ----
+    def _gather(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Starts the next batch in the first turn of the loop that has brought no request more, so
+        that clients who ask at about the same time share one.
+        """
+        if self._seen < len(self._queue) < self._largest:
+            self._seen = len(self._queue)
+            loop.call_soon(self._gather, loop)
+        else:
+            self._seen = 0
+            self._next(loop)
+
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts the next batch, if anybody still waits."""
         batch = self._take()
@@ -234,7 +246,7 @@ class Batcher:
             except Exception as error:  # a fault of ours, which must not cost others their answers
                 loop.call_exception_handler({"message": "an answer failed", "exception": error})
         if self._queue:
-            loop.call_soon(self._next, loop)
+            loop.call_soon(self._gather, loop)
         else:
             self._rest()
 
