@@ -167,8 +167,14 @@ def _cpu_name() -> str:
 
 
 def _relative(argv: Sequence[str]) -> list[str]:
+    """A command as it is typed in a checkout, without where its record goes and what its commit is,
+    which the record has by itself.
+    """
     folder, _, name = argv[0].rpartition(" ")  # as __main__.py leaves it
     program = Path(folder or name).resolve()
     inside = program.is_relative_to(ROOT)
     shown = str(program.relative_to(ROOT) if inside else program)
-    return [shown, *([name] if folder else []), *argv[1:]]
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--out", "--commit"):
+        known.add_argument(option)
+    return [shown, *([name] if folder else []), *known.parse_known_args(argv[1:])[1]]
