@@ -113,6 +113,28 @@ class Batches(unittest.TestCase):
         in_loop(work)
         self.assertEqual(run.batches, [1, 8, 2])
 
+    def test_those_that_come_a_turn_of_the_loop_apart_run_together(self) -> None:
+        run = Slow()
+
+        async def asked(queue: Batcher, turns: int) -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            values = np.full((1, 2), turns)
+            np.testing.assert_array_equal(await ask(queue, values), 2 * values)
+
+        async def work() -> None:
+            queue = batcher(run, largest=4)
+            await asyncio.gather(*(asked(queue, turns) for turns in range(4)))
+            self.assertEqual(run.batches, [4])
+            # A turn that brings none ends the wait, and so does a full batch.
+            await asyncio.gather(asked(queue, 0), asked(queue, 9))
+            self.assertEqual(run.batches, [4, 1, 1])
+            await asyncio.gather(*(asked(queue, turns) for turns in range(6)))
+            self.assertEqual((run.batches[3], sum(run.batches[3:])), (4, 6))
+            await queue.close()
+
+        in_loop(work)
+
     def test_other_shapes_do_not(self) -> None:
         run = Slow()
 
