@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-ROOMS = ("speed", "contestants", "proofs", "learning", "interchange", "versions", "tables")
+ROOMS = ("speed", "contestants", "proofs", "learning", "conversion", "versions", "tables")
 
 # This checkout's package, unless PYTHONPATH names another one.
 _NAMED = os.environ.get("PYTHONPATH", "").split(os.pathsep)
