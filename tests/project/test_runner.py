@@ -219,3 +219,15 @@ class Leaks(unittest.TestCase):
     def test_those_of_the_library_count(self) -> None:
         found = [text.split(" byte")[0] for text in leaks.of_library(LEAK)]
         self.assertEqual(found, ["Indirect leak of 8", "Direct leak of 72"])
+
+
+class Packages(unittest.TestCase):
+    def test_those_of_tests_and_benchmarks_have_names_of_their_own(self) -> None:
+        """A process that has both on its path would find the modules of one in the other."""
+        root = Path(__file__).resolve().parents[2]
+        names = [
+            {path.parent.name for path in (root / folder).glob("*/__init__.py")}
+            for folder in ("tests", "benchmarks")
+        ]
+        self.assertTrue(all(names))
+        self.assertEqual(names[0] & names[1], set())
