@@ -26,7 +26,7 @@ _RADIUS = 1.5  # strides around a box's center where positions find it
 _REACH = 3.0  # strides: a longer distance to an edge is the next map's affair
 _PRIOR = 0.02  # the first probability of each class, so that the many empty positions cost little
 _ALPHA, _GAMMA = 0.5, 2.0  # of the focal loss; its paper's α = 0.25 learns slower here
-LARGEST = 5.0  # of the logarithm of a distance in strides, so that exp stays finite
+_LARGEST = 5.0  # of the logarithm of a distance in strides, so that exp stays finite
 
 
 class Detector(nn.Module):
@@ -88,6 +88,11 @@ def _tower(width: int, rng: Any) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def distances(output: Node) -> Node:
+    """The distances (n, positions, 4) in strides that a Detector's output tells."""
+    return F.exp(F.clip(output[:, :, -4:], None, _LARGEST))
+
+
 # ---- losses ----
 def loss(output: Node, target: Node) -> Node:
     """The focal loss of all classes plus the GIoU loss of the boxes, both over the positions that
@@ -97,7 +102,7 @@ def loss(output: Node, target: Node) -> Node:
     wanted, edges = target[:, :, :classes], target[:, :, classes:]
     has_thing = F.sum(wanted, axis=2)
     count = F.maximum(F.sum(has_thing), 1.0)
-    found = F.exp(F.clip(output[:, :, classes:], None, LARGEST))
+    found = distances(output)
     focal = focal_loss(output[:, :, :classes], wanted)
     return (F.sum(focal) + F.sum(has_thing * giou_loss(found, edges))) / count
 

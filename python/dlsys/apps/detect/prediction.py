@@ -11,7 +11,7 @@ import numpy as np
 from ... import functional as F
 from ... import nn
 from ...autodiff import Node
-from .network import LARGEST, positions
+from .network import distances, positions
 
 Array = np.ndarray[Any, Any]
 
@@ -24,7 +24,7 @@ def boxes_of(output: Node, places: Array) -> tuple[Node, Node]:
     """The boxes (n, positions, 4) in pixels of the images and the probabilities (n, positions,
     classes) that a Detector tells.
     """
-    edges = F.exp(F.clip(output[:, :, -4:], None, LARGEST)) * places[:, 2:]
+    edges = distances(output) * places[:, 2:]
     at = places[:, :2]
     found = F.concatenate([at - edges[:, :, :2], at + edges[:, :, 2:]], axis=2)
     return found, F.sigmoid(output[:, :, :-4])
