@@ -125,7 +125,8 @@ typedef struct DLCopy {
 // and the output copies. stream[t] is the graph stream of task t, from 0; tasks of one stream run
 // in order. waits: nwaits pairs (task, earlier task) sorted by task, for dependencies across
 // streams. ready_inputs[t]: bit k is set where the task before t in its stream does not write input
-// k of its step, so that a kernel launched by PDL may read it at once; null where nothing is known.
+// k of its step, so that a kernel launched by PDL may read it at once, and bit 63 where no task
+// writes what the next one of its stream may read so; null where nothing is known.
 typedef struct DLGraphStreams {
   const int32_t* stream;
   const int32_t* waits;

@@ -101,6 +101,18 @@ class OnHost(unittest.TestCase):
                     np.testing.assert_array_equal(got, program(x))
             self.assertEqual(self.kernels(program), count)
 
+    def test_a_value_that_is_refused_before_the_kernel_that_tells_the_host(self) -> None:
+        layers = nn.Embedding(5, 36, rng=0), nn.Flatten(), nn.MLP((36, 24, 10), seed=0)
+        program, plain = (dl.infer(nn.Sequential(*layers), ctx=ctx) for ctx in (GPU, None))
+        for index in (1, 4, 2, 5, 3, 0):
+            x = np.array([[index]])
+            if index == 5:
+                with self.assertRaisesRegex(OutOfRangeError, "index 5"):
+                    program(x)
+            else:
+                np.testing.assert_allclose(program(x), plain(x), rtol=1e-4, atol=1e-5)
+        self.assertEqual(self.kernels(program), 3)  # a copy of the index, gather and the chain
+
     def test_larger_batches_are_copied_to_the_device(self) -> None:
         program, x = dl.infer(nn.LeNet5(seed=0), ctx=GPU), np.ones((2, 1, 28, 28), np.float32)
         for _ in range(3):
