@@ -89,7 +89,12 @@ class OnHost(unittest.TestCase):
     def test_kernels_read_and_write_memory_of_the_host(self) -> None:
         """A small image and a few outputs are copied by no kernel of their own."""
         model, lenet = nn.MLP((36, 24, 20, 10), seed=0), nn.LeNet5(seed=0)
-        for network, shape, count in ((model, (36,), 1), (lenet, (1, 28, 28), 3)):
+        wide = nn.MLP((36, 24, 600), seed=0)  # of more outputs than are told one by one
+        for network, shape, count in (
+            (model, (36,), 1),
+            (wide, (36,), 1),
+            (lenet, (1, 28, 28), 3),
+        ):
             program, plain = dl.infer(network, ctx=GPU), dl.infer(network)
             for k in range(6):
                 x = RNG.standard_normal((1, *shape)).astype(np.float32)
