@@ -226,7 +226,8 @@ DLSYS_API int DLProgramCapture(DLProgram* program, DLContext ctx, DLStream strea
                                const DLCopy* inputs, int64_t ninputs, const DLCopy* outputs,
                                int64_t noutputs, const DLGraphStreams* streams, DLGraph** out);
 // Queues `times` replays without waiting for any. The input copies happen in the first, the output
-// copies in the last.
+// copies in the last. An output that the last step writes to memory of DLHostAlloc itself, which is
+// a copy from there to there, is complete only behind DLGraphReplayAndWait.
 DLSYS_API int DLGraphReplay(DLGraph* graph, DLStream stream, int64_t times);
 // Queues one replay and waits for its results: where the last output copy goes to memory of
 // DLHostAlloc, until they have arrived there, without giving up the processor.

@@ -7,8 +7,8 @@
 // predecessor on the stream has ended where it does not write them. Row-major, contiguous, y
 // overlaps nothing that is read; every k is a multiple of 4. Some lanes of a warp sum an output, in
 // a fixed order. x and y may be memory of the host: all blocks read x together, and the host is
-// told of y. Latency limits it, and first of all that of fetching instructions: loops are not
-// unrolled.
+// told of y. Latency limits it, that of fetching instructions and of divisions, too: there are few
+// of both.
 #include <algorithm>
 
 #include "cuda/gemm/epilogue.cuh"
