@@ -1,7 +1,7 @@
 """Models that packages ship, on inputs as their users have them, against ONNX Runtime.
 
     python benchmarks onnx_models [--models ocr,cnn] [--devices numpy,cpu] [--inputs 20]
-    python benchmarks onnx_models --save FOLDER
+    python benchmarks onnx_models --save FOLDER [--bfloat16]
     python benchmarks onnx_models --from FOLDER [--devices gpu]
 
 Photographs of scikit-image, rendered text, the sound of vowels, files of Python's library. An
@@ -13,8 +13,9 @@ on numpy, whose gradient is compared with differences of the loss. Writes onnx_m
 status is 0 where all agree. Of models that `--models` leaves out, what is in the record stays.
 
 `--save` writes to a folder what a machine without these packages needs: the models, the inputs,
-ONNX Runtime's outputs and those of float64. `--from` takes them from there, writes
-onnx_models_gpu.json and trains nothing.
+ONNX Runtime's outputs and those of float64. With `--bfloat16` the weights are rounded first, so
+that the file can be compressed to less than half, and all outputs are those of the rounded file.
+`--from` takes them from there, writes onnx_models_gpu.json and trains nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ import json
 import shutil
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlsys.dtypes import bfloat16, rounded
 from dlsys.eager.device import context_of
 from dlsys.onnx.importer import ImportedModel, load
 from dlsys.onnx.importer.reader import read
@@ -57,31 +60,46 @@ def farthest(made: list[Any], wanted: list[Any]) -> float:
     return max(apart(y, z) for y, z in zip(made, wanted, strict=True))
 
 
+def graphs(graph: Any) -> Iterator[Any]:
+    """A graph and those inside it."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from graphs(attribute.g)
+
+
+def convert_floats(graph: Any, converted: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Replaces the float32 tensors of a graph and of those inside it."""
+    from onnx import TensorProto, numpy_helper
+
+    for each in graphs(graph):
+        held = [a.t for node in each.node for a in node.attribute if a.HasField("t")]
+        for tensor in (*each.initializer, *held):
+            if tensor.data_type == TensorProto.FLOAT:
+                made = converted(numpy_helper.to_array(tensor))
+                tensor.CopyFrom(numpy_helper.from_array(made, tensor.name))
+
+
 def in_float64(path: Path) -> ImportedModel:
     """The model with its floats in float64."""
-    from onnx import AttributeProto, TensorProto, numpy_helper
+    from onnx import TensorProto
 
     model = read(path)
-
-    def widen(tensor: Any) -> None:
-        if tensor.data_type == TensorProto.FLOAT:
-            wide = numpy_helper.to_array(tensor).astype(np.float64)
-            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
-
-    def visit(graph: Any) -> None:
-        for tensor in graph.initializer:
-            widen(tensor)
+    convert_floats(model.graph, lambda x: x.astype(np.float64))
+    for graph in graphs(model.graph):
         for node in graph.node:
             for attribute in node.attribute:
-                if attribute.type == AttributeProto.TENSOR:
-                    widen(attribute.t)
-                elif attribute.type == AttributeProto.GRAPH:
-                    visit(attribute.g)
-                elif node.op_type == "Cast" and attribute.i == TensorProto.FLOAT:
+                if node.op_type == "Cast" and attribute.i == TensorProto.FLOAT:
                     attribute.i = TensorProto.DOUBLE
-
-    visit(model.graph)
     return ImportedModel(model, path.parent)
+
+
+def round_weights(path: Path, to: Path) -> None:
+    """Writes the model with its weights rounded to bfloat16, in float32 as they were."""
+    model = read(path)
+    convert_floats(model.graph, lambda x: rounded(x, bfloat16))
+    to.write_bytes(model.SerializeToString())
 
 
 class Example(NamedTuple):
@@ -106,6 +124,12 @@ class Saved:
         self._path = self.model.with_suffix(".npz")
         self._arrays: dict[str, np.ndarray] = {}
 
+    def take_model(self, path: Path, rounds: bool) -> None:
+        """Copies the model to the folder, with `rounds` as `round_weights` does."""
+        self.model.parent.mkdir(parents=True, exist_ok=True)
+        (round_weights if rounds else shutil.copyfile)(path, self.model)
+        self._arrays["rounded"] = np.array(rounds)
+
     def add(self, k: int, example: Example) -> None:
         """Keeps the k-th example."""
         for n, x in example.feeds.items():
@@ -116,17 +140,18 @@ class Saved:
             self._arrays[f"{k}/beyond/{j}"] = (y - z).astype(np.float32)  # in half the bytes
         self._arrays[f"{k}/spread"] = np.array(example.spread)
 
-    def write(self, path: Path) -> None:
-        """Writes the examples, and copies the model there."""
-        self.model.parent.mkdir(parents=True, exist_ok=True)
+    def write(self) -> None:
+        """Writes the examples."""
         np.savez(self._path, **self._arrays)  # type: ignore[arg-type]
-        shutil.copyfile(path, self.model)
+
+    def load(self) -> bool:
+        """Reads the examples; True where the model's weights are rounded to bfloat16."""
+        with np.load(self._path) as file:
+            self._arrays = dict(file)
+        return bool(self._arrays.get("rounded", False))
 
     def read(self, k: int) -> Example:
         """The k-th example."""
-        if not self._arrays:
-            with np.load(self._path) as file:
-                self._arrays = dict(file)
 
         def named(kind: str) -> dict[str, np.ndarray]:
             begin = f"{k}/{kind}/"
@@ -218,7 +243,12 @@ def prove(name: str, options: Any) -> dict[str, Any] | None:
     path = located(name) if options.taken is None else kept.model
     if path is None or not path.is_file():
         return None
-    shipped = MODELS[name]
+    shipped, is_rounded = MODELS[name], options.bfloat16
+    if options.save:
+        kept.take_model(path, is_rounded)
+        path = kept.model
+    elif options.taken is not None:
+        is_rounded = kept.load()
     proof = Proof(path, [device for device in options.devices.split(",") if device])
     source = Runtime(path, shipped) if options.taken is None else kept
     for k in range(options.inputs):
@@ -227,11 +257,11 @@ def prove(name: str, options: Any) -> dict[str, Any] | None:
         if options.save:
             kept.add(k, example)
     if options.save:
-        kept.write(path)
+        kept.write()
     step = proof.step(path, shipped) if options.taken is options.save is None else None
     exact = proof.from_exact if shipped.trained else None
-    return {"inputs": options.inputs, "ok": proof.ok, "apart": proof.most, "from_float64": exact,
-            "step": step, "explained": proof.explained}  # fmt: skip
+    return {"inputs": options.inputs, "rounded": is_rounded, "ok": proof.ok, "apart": proof.most,
+            "from_float64": exact, "step": step, "explained": proof.explained}  # fmt: skip
 
 
 def others(record: str, options: Any) -> dict[str, Any]:
@@ -252,8 +282,13 @@ def main() -> int:
     parser.add_argument("--devices", default="numpy,cpu")
     parser.add_argument("--inputs", type=int, default=20)
     parser.add_argument("--save", type=Path, help="folder for models, inputs and outputs")
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="round the saved weights to bfloat16"
+    )
     parser.add_argument("--from", type=Path, dest="taken", help="folder that --save has written")
     options = parser.parse_args()
+    if options.bfloat16 and not options.save:
+        parser.error("--bfloat16 needs --save: weights are rounded in the files that it writes")
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(4)

@@ -57,7 +57,9 @@ def shipped(results: Results) -> str:
     head += ["inputs beyond 1e-4", "weights trained, slope by differences"]
     inputs = record["models"] and next(iter(record["models"].values()))["inputs"]
     counts = sorted({model["inputs"] for model in on_gpu["models"].values()})
-    gpu_note = f"On the GPU {' or '.join(map(str, counts))} inputs each; {source(on_gpu)}"
+    rounded = [f"`{name}`" for name, model in on_gpu["models"].items() if model.get("rounded")]
+    files = f"{', '.join(rounded)} with its weights rounded to bfloat16; " if rounded else ""
+    gpu_note = f"On the GPU {counts[0]} to {counts[-1]} inputs each; {files}{source(on_gpu)}"
     made = f"{inputs} inputs each; ONNX Runtime {record['onnxruntime']}; {source(record)}"
     return f"{rows(head, body)}\n\n{made}\n\n{gpu_note}"
 

@@ -125,7 +125,8 @@ typedef struct DLCopy {
 // and the output copies. stream[t] is the graph stream of task t, from 0; tasks of one stream run
 // in order. waits: nwaits pairs (task, earlier task) sorted by task, for dependencies across
 // streams. ready_inputs[t]: bit k is set where the task before t in its stream does not write input
-// k of its step, so that a kernel launched by PDL may read it at once; null where nothing is known.
+// k of its step, so that a kernel launched by PDL may read it at once, and bit 63 where no task
+// writes what the next one of its stream may read so; null where nothing is known.
 typedef struct DLGraphStreams {
   const int32_t* stream;
   const int32_t* waits;
@@ -225,7 +226,8 @@ DLSYS_API int DLProgramCapture(DLProgram* program, DLContext ctx, DLStream strea
                                const DLCopy* inputs, int64_t ninputs, const DLCopy* outputs,
                                int64_t noutputs, const DLGraphStreams* streams, DLGraph** out);
 // Queues `times` replays without waiting for any. The input copies happen in the first, the output
-// copies in the last.
+// copies in the last. An output that the last step writes to memory of DLHostAlloc itself, which is
+// a copy from there to there, is complete only behind DLGraphReplayAndWait.
 DLSYS_API int DLGraphReplay(DLGraph* graph, DLStream stream, int64_t times);
 // Queues one replay and waits for its results: where the last output copy goes to memory of
 // DLHostAlloc, until they have arrived there, without giving up the processor.

@@ -163,23 +163,33 @@ class Dependencies(unittest.TestCase):
                 self.assertLessEqual(set(edges), set(pairs))
 
 
+EARLY = 1 << 63  # the bit of a task whose successor may be set up early
+
+
 class ReadyInputs(unittest.TestCase):
     ACCESSES = [writes((0, 8)), Access([(0, 8)], [(8, 16)]), reads((0, 8), (8, 16))]
     INPUTS = [[], [(0, 8)], [(0, 8), (8, 16)]]
 
     def test_what_the_step_before_does_not_write(self):
-        self.assertEqual(ready_inputs([0, 0, 0], self.INPUTS, self.ACCESSES), [0, 0, 0b01])
+        self.assertEqual(ready_inputs([0, 0, 0], self.INPUTS, self.ACCESSES), [EARLY, 0, 0b01])
 
     def test_the_step_before_is_that_of_the_stream(self):
         self.assertEqual(ready_inputs([0, 1, 0], self.INPUTS, self.ACCESSES), [0, 0, 0b10])
 
+    def test_a_successor_may_be_set_up_early_for_what_no_task_writes(self):
+        accesses = [writes((0, 8)), writes((8, 16)), reads((0, 8), (16, 24))]
+        constant, both = [[], [], [(8, 16), (16, 24)]], [[], [], [(0, 8), (16, 24)]]
+        self.assertEqual(ready_inputs([0, 0, 0], constant, accesses), [EARLY, EARLY, 0b10])
+        self.assertEqual(ready_inputs([0, 0, 0], both, accesses), [EARLY, 0, 0b11])
+
     def test_a_byte_is_enough(self):
         accesses = [writes((0, 8)), reads((7, 9), (8, 9))]
-        self.assertEqual(ready_inputs([0, 0], [[], [(7, 9), (8, 9)]], accesses), [0, 0b10])
+        self.assertEqual(ready_inputs([0, 0], [[], [(7, 9), (8, 9)]], accesses), [EARLY, 0b10])
 
     def test_inputs_beyond_the_bits_are_not_ready(self):
         inputs = [[], [(8, 9)] * 70]
-        self.assertEqual(ready_inputs([0, 0], inputs, [writes((0, 8)), reads()]), [0, 2**64 - 1])
+        found = ready_inputs([0, 0], inputs, [writes((0, 8)), reads()])
+        self.assertEqual(found, [EARLY, 2**63 - 1])
 
 
 class AssignStreams(unittest.TestCase):

@@ -89,7 +89,12 @@ class OnHost(unittest.TestCase):
     def test_kernels_read_and_write_memory_of_the_host(self) -> None:
         """A small image and a few outputs are copied by no kernel of their own."""
         model, lenet = nn.MLP((36, 24, 20, 10), seed=0), nn.LeNet5(seed=0)
-        for network, shape, count in ((model, (36,), 1), (lenet, (1, 28, 28), 3)):
+        wide = nn.MLP((36, 24, 600), seed=0)  # of more outputs than are told one by one
+        for network, shape, count in (
+            (model, (36,), 1),
+            (wide, (36,), 1),
+            (lenet, (1, 28, 28), 3),
+        ):
             program, plain = dl.infer(network, ctx=GPU), dl.infer(network)
             for k in range(6):
                 x = RNG.standard_normal((1, *shape)).astype(np.float32)
@@ -100,6 +105,18 @@ class OnHost(unittest.TestCase):
                     got = entry.executor.run(feeds)[0].asnumpy()
                     np.testing.assert_array_equal(got, program(x))
             self.assertEqual(self.kernels(program), count)
+
+    def test_a_value_that_is_refused_before_the_kernel_that_tells_the_host(self) -> None:
+        layers = nn.Embedding(5, 36, rng=0), nn.Flatten(), nn.MLP((36, 24, 10), seed=0)
+        program, plain = (dl.infer(nn.Sequential(*layers), ctx=ctx) for ctx in (GPU, None))
+        for index in (1, 4, 2, 5, 3, 0):
+            x = np.array([[index]])
+            if index == 5:
+                with self.assertRaisesRegex(OutOfRangeError, "index 5"):
+                    program(x)
+            else:
+                np.testing.assert_allclose(program(x), plain(x), rtol=1e-4, atol=1e-5)
+        self.assertEqual(self.kernels(program), 3)  # a copy of the index, gather and the chain
 
     def test_larger_batches_are_copied_to_the_device(self) -> None:
         program, x = dl.infer(nn.LeNet5(seed=0), ctx=GPU), np.ones((2, 1, 28, 28), np.float32)

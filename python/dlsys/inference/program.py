@@ -58,9 +58,10 @@ class InferenceProgram:
         where they differ in number.
         """
         if len(inputs) == 1 and type(x := inputs[0]) is np.ndarray:
-            direct = self._direct.get((x.shape, x.dtype))
+            key = (x.shape, x.dtype)
+            direct = self._direct.get(key)
             if direct is not None:
-                made = run_on_host(direct[0], inputs)
+                made = run_on_host(direct[0], inputs, (key,))
                 return made[0] if direct[1] else tuple(made)
         arrays, count = _batch(inputs)
         entry = self._entry(arrays)

@@ -17,8 +17,8 @@ namespace cuda {
 namespace {
 
 constexpr int kBlock = 128, kWarps = kBlock / 32;
-constexpr int kLanes = 8;              // that share a key
-constexpr int64_t kMostSplits = 8;     // the largest portable cluster
+constexpr int kLanes = 8;  // that share a key
+constexpr int64_t kMostSplits = kPortableCluster;
 constexpr int64_t kKeysOfSplit = 128;  // of the whole cache, at least, where there are several
 constexpr int64_t kMostHead = kBlock * 4;
 

@@ -20,9 +20,9 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-constexpr int kStages = 4;               // of the ring of panels
-constexpr int kGroupStep = 16;           // K of a panel, for each group of warps
-constexpr int kMostSplits = 8;           // blocks of a portable cluster
+constexpr int kStages = 4;      // of the ring of panels
+constexpr int kGroupStep = 16;  // K of a panel, for each group of warps
+constexpr int kMostSplits = kPortableCluster;
 constexpr int kResident = 3;             // blocks on a multiprocessor
 constexpr int kMostKernel = 64;          // offsets of a filter, one bit each
 constexpr int64_t kMostSlice = 4 << 10;  // of K, in a block's table
@@ -58,7 +58,7 @@ struct KeptTask {
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int kernel_h, kernel_w;
   Divisor by_splits, by_m_tiles, by_n_tiles, by_positions, by_width, by_kernel, by_kernel_w;
-  bool relu, aligned_filter, aligned_out, filter_ready;
+  bool relu, aligned_filter, aligned_out, filter_ready, triggers_early;
 };
 
 // The tile of a block, and its slice of K.
@@ -277,8 +277,9 @@ __global__ void __launch_bounds__(kThreads, kResident) KeptKernel(const KeptTask
     for (int panel = 0; panel < kStages - 1; panel++) load_filters(panel);
   const Images<T, kDense> images(t, p);
   if (!kDense) FillPlaces<T>(t, p, places);
+  if (t.triggers_early) TriggerProgrammaticLaunch();
   GridDependencySynchronize();
-  TriggerProgrammaticLaunch();
+  if (!t.triggers_early) TriggerProgrammaticLaunch();
   __syncthreads();
   const auto load_images = [&](int panel) {
     if (panel < panels)
@@ -476,6 +477,7 @@ void Conv2dKept(const DLArray* x, const DLArray* f, const DLArrayList* bias,
   }
   t.relu = relu != 0;
   t.filter_ready = InputsAreReady(1, 1);
+  t.triggers_early = MayTriggerEarly();
   t.aligned_filter = t.k % 4 == 0 && Aligned16(t.filter);
   t.aligned_out = t.positions % 4 == 0 && Aligned16(t.y) && (!t.residual || Aligned16(t.residual));
   const bool dense = IsDense(conv) && Aligned16(t.x);

@@ -16,7 +16,7 @@
 namespace dlsys {
 namespace cuda {
 
-constexpr int kMaxSplits = 8;  // the largest cluster that every chip has
+constexpr int kMaxSplits = kPortableCluster;
 
 struct GemmParams {
   Gemm gemm;

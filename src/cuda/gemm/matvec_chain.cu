@@ -2,42 +2,48 @@
 // f_1(x W_1ᵀ + b_1) ... W_Lᵀ + b_L) for rows x (m, k), m <= 4, and weights (n, k) in float32, each
 // n the next k. One cluster of blocks makes them: a block makes every eighth output of a large
 // layer, and its first block all outputs of a small one behind that, which takes less than another
-// exchange. A block that needs the outputs of others reads them from distributed shared memory. The
-// weights of all layers come to shared memory (cp.async), before the predecessor on the stream has
-// ended where it does not write them. Row-major, contiguous, y overlaps nothing that is read; every
-// k is a multiple of 4. A warp, or a quarter of one where a block has many outputs, sums an output
-// in a fixed order. x and y may be memory of the host: all blocks read x together, and the host is
-// told of y. Latency limits it.
+// exchange. Outputs go to the distributed shared memory of all blocks that read them, one cluster
+// barrier a layer. The weights of all layers come to shared memory (cp.async), before the
+// predecessor on the stream has ended where it does not write them. Row-major, contiguous, y
+// overlaps nothing that is read; every k is a multiple of 4. Some lanes of a warp sum an output, in
+// a fixed order. x and y may be memory of the host: all blocks read x together, and the host is
+// told of y. Latency limits it, that of fetching instructions and of divisions, too: there are few
+// of both.
 #include <algorithm>
 
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/gemm.cuh"
-#include "cuda/reduce/group.cuh"
 #include "cuda/runtime/arrival.cuh"
+#include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/pinned.cuh"
 
 namespace dlsys {
 namespace cuda {
 namespace {
 
-constexpr int kMostLayers = 4, kMostRows = 4, kCluster = 8;
+constexpr int kMostLayers = 4, kMostRows = 4, kCluster = kPortableCluster;
 constexpr int kChainThreads = 512, kChainWarps = kChainThreads / 32;
+constexpr int kFewestLaneBits = 3;  // of lanes that write an output to a block each
+static_assert(1 << kFewestLaneBits >= kCluster, "each block is written to");
 constexpr int64_t kMostShared = 48 << 10;  // floats
-constexpr int64_t kSmall = 16 << 10;       // weights of a layer that one block makes
+constexpr int64_t kSmall = 4 << 10;        // weights of a layer that one block makes
 constexpr int kCodeBits = 8;               // of an activation
 
-// Where it keeps its weights, and what it writes, in shared memory.
+// Where it keeps its weights in shared memory.
 struct Layer {
   const float *w, *bias;
-  int n, k, activation, weights_at, biases_at, outputs_at;
-  int owners;  // the blocks that have outputs: output o is that of block o % owners
+  int n, k, activation, weights_at, biases_at;
+  int owners;     // the blocks that have outputs, 1 or all: output o is that of block o % owners
+  int lane_bits;  // 1 << lane_bits lanes sum an output
 };
 
 struct Chain {
   const float* x;
   float* y;
-  int m, layers, input_at;
-  bool weights_ready, shares;  // shares: each block reads a part of x, for all
+  int m, layers;
+  int part;                    // of x, that a block reads where it shares
+  int input_at, input_numel;   // of two inputs, that of a layer and that of the next
+  bool weights_ready, shares;  // shares: each block reads a part of x, which is ready, for all
   Arrival arrival;
   Layer layer[kMostLayers];
 };
@@ -45,109 +51,114 @@ struct Chain {
 __device__ __forceinline__ int Rank() { return (int)blockIdx.x % kCluster; }
 
 __device__ __forceinline__ int OwnOutputs(const Layer& l) {
-  return Rank() < l.owners ? (l.n - Rank() + l.owners - 1) / l.owners : 0;
+  if (l.owners == 1) return Rank() == 0 ? l.n : 0;
+  return (l.n - Rank() + kCluster - 1) / kCluster;
 }
 
-// Begins to copy the weights of this block's outputs.
+// Begins to copy the weights of this block's outputs, a row a warp.
 __device__ __forceinline__ void LoadWeights(const Chain& c, float* shared) {
+  const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+#pragma unroll 1
   for (int q = 0; q < c.layers; q++) {
     const Layer& l = c.layer[q];
-    const int quads = l.k / 4, count = OwnOutputs(l) * quads;
-    for (int id = (int)threadIdx.x; id < count; id += kChainThreads) {
-      const int row = id / quads, at = (id - row * quads) * 4;
-      CopyAsync16(shared + l.weights_at + row * l.k + at,
-                  l.w + (int64_t)(Rank() + row * l.owners) * l.k + at, true);
+#pragma unroll 1
+    for (int own = warp; own < OwnOutputs(l); own += kChainWarps) {
+      const int64_t output = Rank() + own * l.owners;
+      float* to = shared + l.weights_at + own * l.k;
+#pragma unroll 1
+      for (int k = lane * 4; k < l.k; k += 32 * 4)
+        CopyAsync16(to + k, l.w + output * l.k + k, true);
+      if (lane == 0) CopyAsync4(shared + l.biases_at + own, l.bias + output, true);
     }
-    for (int own = (int)threadIdx.x; own < OwnOutputs(l); own += kChainThreads)
-      CopyAsync4(shared + l.biases_at + own, l.bias + Rank() + own * l.owners, true);
-    CloseCopies();
   }
+  CloseCopies();
 }
 
-// What a layer makes of `input` (m, k) for this block's outputs, each by kLanes threads: the
-// result, or (outputs, m) in shared memory.
-template <int kLanes>
+// What a layer makes of `input` (m, k) for this block's outputs: the result, or (m, n) to the next
+// input of as many blocks.
+template <int kRows>
 __device__ __forceinline__ void RunLayer(const Chain& c, const Layer& l, const float* input,
-                                         float* shared, bool last) {
-  const int lane = (int)threadIdx.x % kLanes, count = OwnOutputs(l);
-  const int rounds = (count + kChainThreads / kLanes - 1) / (kChainThreads / kLanes);
-  for (int round = 0; round < rounds; round++) {
+                                         const float* shared, float* next, int blocks,
+                                         unsigned replay) {
+  const int count = OwnOutputs(l), lanes = 1 << l.lane_bits;
+  const int lane = (int)threadIdx.x & (lanes - 1), group = (int)threadIdx.x >> l.lane_bits;
+#pragma unroll 1
+  for (int first = 0; first < count; first += kChainThreads >> l.lane_bits) {
     // All lanes of a warp take part in its sums.
-    const int output_of_block = (int)threadIdx.x / kLanes + round * (kChainThreads / kLanes);
-    const bool exists = output_of_block < count;
-    const int own = exists ? output_of_block : 0;
+    const bool exists = first + group < count;
+    const int own = exists ? first + group : 0;
     const float* w = shared + l.weights_at + own * l.k;
-    const int output = Rank() + own * l.owners;
-    const float bias = shared[l.biases_at + own];
-    float sums[kMostRows] = {};
-    for (int k = lane * 4; k < l.k; k += kLanes * 4) {
+    float sums[kRows] = {};
+#pragma unroll 1
+    for (int k = lane * 4; k < l.k; k += lanes * 4) {
       const float4 right = *(const float4*)(w + k);
 #pragma unroll
-      for (int row = 0; row < kMostRows; row++) {
+      for (int row = 0; row < kRows; row++) {
         if (row >= c.m) break;
         const float4 left = *(const float4*)(input + row * l.k + k);
         sums[row] += left.x * right.x + left.y * right.y + left.z * right.z + left.w * right.w;
       }
     }
+#pragma unroll 1
+    for (int distance = lanes / 2; distance > 0; distance /= 2)
 #pragma unroll
-    for (int row = 0; row < kMostRows; row++) {
+      for (int row = 0; row < kRows; row++)
+        sums[row] += __shfl_xor_sync(0xffffffffu, sums[row], distance);
+    const float side[kRows] = {}, bias = shared[l.biases_at + own];
+#pragma unroll
+    for (int row = 0; row < kRows; row++) sums[row] += bias;
+    ApplyActivations(l.activation, 0, side, sums);
+    if (!exists || lane >= blocks) continue;
+    const int output = Rank() + own * l.owners;
+#pragma unroll
+    for (int row = 0; row < kRows; row++) {
       if (row >= c.m) break;
-      float value[1] = {GroupReduce<SumMonoid, kLanes>(sums[row]) + bias};
-      const float side[1] = {0.f};
-      ApplyActivations(l.activation, 0, side, value);
-      if (lane > 0 || !exists) continue;
-      if (last)
-        c.y[(int64_t)row * l.n + output] = value[0];
+      const int at = row * l.n + output;
+      if (next)
+        *(float*)OfPeer(next + at, lane) = sums[row];
+      else if (c.arrival.elements)
+        c.arrival.TellElement(at, __float_as_uint(sums[row]), replay);
       else
-        shared[l.outputs_at + own * c.m + row] = value[0];
+        c.y[at] = sums[row];
     }
   }
 }
 
-// Copies x to the input of all blocks, an element a thread: memory of the host is read once.
-__device__ __forceinline__ void ShareInput(const Chain& c, const float* input) {
-  const int k = Rank() * kChainThreads + (int)threadIdx.x, all = c.m * c.layer[0].k;
-  const float x = k < all ? c.x[k] : 0.f;
-  MeetCluster();  // all blocks run
-  for (int peer = 0; peer < kCluster && k < all; peer++) *(float*)OfPeer(input + k, peer) = x;
-}
-
-__global__ void __launch_bounds__(kChainThreads) MatvecChainKernel(const Chain c) {
+template <int kRows>
+__global__ void __launch_bounds__(kChainThreads)
+    MatvecChainKernel(const __grid_constant__ Chain c) {
   float* const shared = DynamicShared<float>();
-  float* const input = shared + c.input_at;
+  float *input = shared + c.input_at, *next = input + c.input_numel;
+  // Memory of the host is read once, an element a thread, and takes long to answer.
+  const int own = Rank() * c.part + (int)threadIdx.x, all = c.m * c.layer[0].k;
+  const bool reads = c.shares && (int)threadIdx.x < c.part && own < all;
+  const float x = reads ? c.x[own] : 0.f;
   if (c.weights_ready) LoadWeights(c, shared);
+  const unsigned replay = c.arrival.count ? c.arrival.Next() : 0;
+  MeetCluster();  // all blocks run
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
   if (!c.weights_ready) LoadWeights(c, shared);
   if (c.shares)
-    ShareInput(c, input);
+    for (int peer = 0; peer < kCluster && reads; peer++) *(float*)OfPeer(input + own, peer) = x;
   else
-    for (int k = (int)threadIdx.x; k < c.m * c.layer[0].k; k += kChainThreads) input[k] = c.x[k];
+    for (int k = (int)threadIdx.x; k < all; k += kChainThreads) input[k] = c.x[k];
   WaitForCopies<0>();
   c.shares ? MeetCluster() : __syncthreads();
+#pragma unroll 1
   for (int q = 0; q < c.layers; q++) {
     const Layer& l = c.layer[q];
     const bool last = q + 1 == c.layers;
-    if (OwnOutputs(l) > kChainWarps)
-      RunLayer<8>(c, l, input, shared, last);
-    else
-      RunLayer<32>(c, l, input, shared, last);
-    if (last) break;
+    const int blocks = last ? 1 : c.layer[q + 1].owners;
+    RunLayer<kRows>(c, l, input, shared, last ? nullptr : next, blocks, replay);
+    if (last && !c.arrival.count) return;
     // All outputs are there, and the input has been read.
-    const int next = c.layer[q + 1].owners;
-    l.owners > 1 || next > 1 ? MeetCluster() : __syncthreads();
-    if (Rank() >= next) continue;
-    for (int k = (int)threadIdx.x; k < c.m * l.n; k += kChainThreads) {
-      const int row = k / l.n, output = k - row * l.n;
-      input[k] = *OfPeer(shared + l.outputs_at + output / l.owners * c.m + row, output % l.owners);
-    }
-    __syncthreads();
+    l.owners > 1 || blocks > 1 ? MeetCluster() : __syncthreads();
+    float* const read = input;
+    input = next;
+    next = read;
   }
-  if (c.arrival.count) {
-    c.layer[c.layers - 1].owners > 1 ? MeetCluster() : __syncthreads();
-    if (Rank() == 0 && threadIdx.x == 0) c.arrival.Tell();
-  }
-  LeaveCluster();
+  if (Rank() == 0 && threadIdx.x == 0) c.arrival.Tell(replay);
 }
 
 // ---- launchers ----
@@ -167,13 +178,15 @@ int64_t LayOut(int64_t m, int64_t k, const DLArrayList* weights, Chain* c) {
     Layer& l = c->layer[q];
     l.n = (int)n, l.k = (int)k, l.owners = (int)owners, l.weights_at = (int)at;
     l.biases_at = (int)(at + own * k);
-    l.outputs_at = (int)(l.biases_at + own);
-    at += RoundUp(own * (k + 1 + m), 4);
+    l.lane_bits = 5;
+    while (l.lane_bits > kFewestLaneBits && own << l.lane_bits > kChainThreads) l.lane_bits--;
+    at += RoundUp(own * (k + 1), 4);
     longest = std::max(longest, k);
     k = n;
   }
   c->input_at = (int)at;
-  at += m * longest;
+  c->input_numel = (int)(m * longest);
+  at += 2 * m * longest;
   return at <= kMostShared ? at : 0;
 }
 
@@ -202,10 +215,12 @@ void MatvecChain(const DLArray* x, const DLArrayList* weights, const DLArrayList
     l.activation = CheckedEpilogue(op, activations >> q * kCodeBits & 255, 0, kActivations);
   }
   c.weights_ready = InputsAreReady(1, 2 * c.layers);
-  c.arrival = TakeArrival();
-  c.shares = IsPinned(c.x) && c.m * c.layer[0].k <= kCluster * kChainThreads;
-  LaunchClusters(op, MatvecChainKernel, kCluster, kCluster, kChainThreads,
-                 (size_t)numel * sizeof(float), true, stream, c);
+  c.arrival = TakeArrival(true);
+  c.part = PartOfEach((int64_t)c.m * c.layer[0].k, kCluster);
+  c.shares = c.part <= kChainThreads && InputsAreReady(0, 1) && IsPinned(c.x);
+  const auto kernel = c.m == 1 ? MatvecChainKernel<1> : MatvecChainKernel<kMostRows>;
+  LaunchClusters(op, kernel, kCluster, kCluster, kChainThreads, (size_t)numel * sizeof(float), true,
+                 stream, c);
 }
 
 bool MatvecChainFits(const DLArray* x, const DLArrayList* weights, const DLArrayList*, int64_t,

@@ -1,40 +1,42 @@
 // quantized_matmul_chain: the quantized linear layers at a network's end for a few rows, in one
 // launch, with the bits of quantized_matmul. One cluster of blocks makes them: a block makes every
 // eighth panel of 16 outputs of a large layer, and its first block all of a small one behind that,
-// as gemm/matvec_chain.cu does; outputs of others are read from distributed shared memory.
-// The weights of all layers come to shared memory (cp.async), before the predecessor on the stream
-// has ended where it does not write them. Warps share a panel: half of its columns and a part of
-// the inputs each, by mma of bytes, of whose sixteen rows at most eight are used. Latency limits
-// it.
+// as gemm/matvec_chain.cu does; outputs go to the distributed shared memory of all blocks that read
+// them. The weights of all layers come to shared memory (cp.async), before the predecessor on the
+// stream has ended where it does not write them. Warps share a panel: half of its columns and a
+// part of the inputs each, by mma of bytes, of whose sixteen rows at most eight are used. Latency
+// limits it.
 #include <algorithm>
 
 #include "cuda/quantized/mma.cuh"
 #include "cuda/runtime/arrival.cuh"
 #include "cuda/runtime/context.cuh"
+#include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
 namespace cuda {
 namespace {
 
-constexpr int kMostLayers = 4, kMostRows = 8, kCluster = 8;
+constexpr int kMostLayers = 4, kMostRows = 8, kCluster = kPortableCluster;
 constexpr int kPanel = 16, kQuad = 4;      // outputs of a panel, inputs of a word
 constexpr int kParts = kThreads / 32 / 2;  // of the inputs, among warps
 constexpr int kStepQuads = 8;              // of an mma
 constexpr int kPanelsAtOnce = 4;
 constexpr int64_t kMostShared = 48 << 10;  // words
-constexpr int64_t kSmall = 4 << 10;        // words of the weights of a layer of one block
+constexpr int64_t kSmall = 2 << 10;        // words of the weights of a layer of one block
 
-// Where it keeps its weights, and what it writes, in shared memory, in words.
+// Where it keeps its weights in shared memory, in words.
 struct Layer {
   const uint8_t* w;
   const int32_t* bias;
   const float* multiplier;
-  int n, k, quads, panels, zero, low, high, weights_at, biases_at, multipliers_at, outputs_at;
-  int owners;  // the blocks that have panels: panel p is that of block p % owners
+  int n, k, quads, panels, zero, low, high, weights_at, biases_at, multipliers_at;
+  int owners;  // the blocks that have panels, 1 or all: panel p is that of block p % owners
 
   __device__ __forceinline__ int OwnPanels(int rank) const {
-    return rank < owners ? (panels - rank + owners - 1) / owners : 0;
+    if (owners == 1) return rank == 0 ? panels : 0;
+    return (panels - rank + kCluster - 1) / kCluster;
   }
 };
 
@@ -42,7 +44,9 @@ struct Chain {
   const uint8_t* x;
   uint8_t* bytes;  // of the result, or floats
   float* floats;
-  int m, layers, input_at, pitch, sums_at;  // pitch: words of a row of the input
+  int m, layers, sums_at;
+  int input_at, input_words, pitch;  // two inputs, that of a layer and that of the next; of a row
+  Divisor by_m;
   bool weights_ready, in_words;
   Arrival arrival;
   Layer layer[kMostLayers];
@@ -55,11 +59,11 @@ __device__ __forceinline__ void LoadWeights(const Chain& c, uint32_t* shared) {
   for (int q = 0; q < c.layers; q++) {
     const Layer& l = c.layer[q];
     const int of_panel = l.quads * kPanel / 4;  // copies of 16 bytes
-    for (int id = (int)threadIdx.x; id < l.OwnPanels(Rank()) * of_panel; id += kThreads) {
-      const int own = id / of_panel, at = id - own * of_panel;
-      const int64_t panel = Rank() + own * l.owners;
-      CopyAsync16((float*)(shared + l.weights_at + id * 4),
-                  (const float*)(l.w + (panel * of_panel + at) * 16), true);
+    for (int own = 0; own < l.OwnPanels(Rank()); own++) {
+      const float* from = (const float*)l.w + (int64_t)(Rank() + own * l.owners) * of_panel * 4;
+      float* to = (float*)(shared + l.weights_at) + own * of_panel * 4;
+      for (int at = (int)threadIdx.x * 4; at < of_panel * 4; at += kThreads * 4)
+        CopyAsync16(to + at, from + at, true);
     }
     for (int id = (int)threadIdx.x; id < l.OwnPanels(Rank()) * kPanel; id += kThreads) {
       const int output = (Rank() + id / kPanel * l.owners) * kPanel + id % kPanel;
@@ -69,8 +73,8 @@ __device__ __forceinline__ void LoadWeights(const Chain& c, uint32_t* shared) {
       CopyAsync4((float*)(shared + l.multipliers_at + id), l.multiplier + (exists ? output : 0),
                  exists);
     }
-    CloseCopies();
   }
+  CloseCopies();
 }
 
 // Writes this warp's part of the products of the input with this block's panels to the sums,
@@ -105,13 +109,19 @@ __device__ __forceinline__ void MultiplyPanels(const Chain& c, const Layer& l,
   }
 }
 
-// Requantizes this block's outputs: to the result, or, word by word, (outputs, rows) to `to`.
+__device__ __forceinline__ uint8_t* InInput(const Chain& c, uint32_t* input, int row, int k) {
+  return (uint8_t*)(input + row * c.pitch) + k;
+}
+
+// Requantizes this block's outputs: to the result, or to the next input of as many blocks.
 __device__ __forceinline__ void FinishPanels(const Chain& c, const Layer& l, const uint32_t* shared,
-                                             uint32_t* to) {
+                                             uint32_t* next, int blocks, unsigned replay) {
   const int32_t* sums = (const int32_t*)shared + c.sums_at;
   const float low = (float)(l.low - l.zero), high = (float)(l.high - l.zero);
-  for (int id = (int)threadIdx.x; id < l.OwnPanels(Rank()) * c.m * kPanel; id += kThreads) {
-    const int col = id % kPanel, own = id / kPanel / c.m, row = id / kPanel - own * c.m;
+  const int all = l.OwnPanels(Rank()) * c.m * kPanel;
+#pragma unroll 1
+  for (int id = (int)threadIdx.x; id < all; id += kThreads) {
+    const int col = id % kPanel, own = id / kPanel / c.by_m, row = id / kPanel - own * c.m;
     const int output = (Rank() + own * l.owners) * kPanel + col;
     if (output >= l.n) continue;
     int32_t sum = (int32_t)shared[l.biases_at + own * kPanel + col];
@@ -119,72 +129,64 @@ __device__ __forceinline__ void FinishPanels(const Chain& c, const Layer& l, con
     for (int part = 0; part < kParts; part++)
       sum += sums[((own * kParts + part) * c.m + row) * kPanel + col];
     const float scaled = (float)sum * ((const float*)shared)[l.multipliers_at + own * kPanel + col];
-    const int64_t at = (int64_t)row * l.n + output;
-    if (!to && c.floats) {
+    const uint8_t byte = (uint8_t)((int)rintf(fminf(fmaxf(scaled, low), high)) + l.zero);
+    const int at = row * l.n + output;
+    if (next) {
+      uint8_t* const in_next = InInput(c, next, row, output);
+#pragma unroll 1
+      for (int block = 0; block < blocks; block++)
+        *(uint8_t*)OfPeer((const float*)in_next, block) = byte;
+    } else if (c.arrival.elements) {
+      c.arrival.TellElement(at, __float_as_uint(scaled), replay);
+    } else if (c.floats) {
       c.floats[at] = scaled;
-      continue;
+    } else {
+      c.bytes[at] = byte;
     }
-    const int byte = (int)rintf(fminf(fmaxf(scaled, low), high)) + l.zero;
-    if (to)
-      to[(own * kPanel + col) * c.m + row] = (uint32_t)byte;
-    else
-      c.bytes[at] = (uint8_t)byte;
   }
-}
-
-__device__ __forceinline__ uint8_t* InInput(const Chain& c, uint32_t* input, int row, int k) {
-  return (uint8_t*)(input + row * c.pitch) + k;
 }
 
 // Copies x to `input`, by words where its rows have whole ones.
 __device__ __forceinline__ void LoadInput(const Chain& c, uint32_t* input) {
   const int k = c.layer[0].k, words = k / kQuad;
   if (c.in_words) {
-    for (int id = (int)threadIdx.x; id < c.m * words; id += kThreads) {
-      const int row = id / words;
-      input[row * c.pitch + id - row * words] = ((const uint32_t*)c.x)[id];
-    }
+    for (int row = 0; row < c.m; row++)
+      for (int word = (int)threadIdx.x; word < words; word += kThreads)
+        input[row * c.pitch + word] = ((const uint32_t*)c.x)[row * words + word];
     return;
   }
   for (int id = (int)threadIdx.x; id < c.m * k; id += kThreads)
     *InInput(c, input, id / k, id % k) = c.x[id];
 }
 
-__global__ void __launch_bounds__(kThreads) QuantizedChainKernel(const Chain c) {
+__global__ void __launch_bounds__(kThreads) QuantizedChainKernel(const __grid_constant__ Chain c) {
   uint32_t* const shared = DynamicShared<uint32_t>();
-  uint32_t* const input = shared + c.input_at;
+  uint32_t *input = shared + c.input_at, *next = input + c.input_words;
   if (c.weights_ready) LoadWeights(c, shared);
+  const unsigned replay = c.arrival.count ? c.arrival.Next() : 0;
+  MeetCluster();  // all blocks run
   GridDependencySynchronize();
   TriggerProgrammaticLaunch();
   if (!c.weights_ready) LoadWeights(c, shared);
   LoadInput(c, input);
   WaitForCopies<0>();
   __syncthreads();
+#pragma unroll 1
   for (int q = 0; q < c.layers; q++) {
     const Layer& l = c.layer[q];
     const bool last = q + 1 == c.layers;
+    const int blocks = last ? 1 : c.layer[q + 1].owners;
     MultiplyPanels(c, l, input, shared);
     __syncthreads();
-    FinishPanels(c, l, shared, last ? nullptr : shared + l.outputs_at);
-    if (last) break;
+    FinishPanels(c, l, shared, last ? nullptr : next, blocks, replay);
+    if (last && !c.arrival.count) return;
     // All outputs are there, and the input has been read.
-    const int next = c.layer[q + 1].owners;
-    l.owners > 1 || next > 1 ? MeetCluster() : __syncthreads();
-    if (Rank() >= next) continue;
-    for (int id = (int)threadIdx.x; id < c.m * l.n; id += kThreads) {
-      const int row = id / l.n, output = id - row * l.n, panel = output / kPanel;
-      const uint32_t* from =
-          shared + l.outputs_at + (panel / l.owners * kPanel + output % kPanel) * c.m + row;
-      *InInput(c, input, row, output) =
-          (uint8_t)*(const uint32_t*)OfPeer((const float*)from, panel % l.owners);
-    }
-    __syncthreads();
+    l.owners > 1 || blocks > 1 ? MeetCluster() : __syncthreads();
+    uint32_t* const read = input;
+    input = next;
+    next = read;
   }
-  if (c.arrival.count) {
-    c.layer[c.layers - 1].owners > 1 ? MeetCluster() : __syncthreads();
-    if (Rank() == 0 && threadIdx.x == 0) c.arrival.Tell();
-  }
-  LeaveCluster();
+  if (Rank() == 0 && threadIdx.x == 0) c.arrival.Tell(replay);
 }
 
 // ---- launchers ----
@@ -198,6 +200,7 @@ int64_t LayOut(int64_t m, int64_t k, const DLArrayList* weights, const DLArrayLi
     return 0;
   int64_t at = 0, longest = 0, sums = 0;
   c->m = (int)m;
+  c->by_m = Divisor(m);
   c->layers = (int)weights->count;
   for (int q = 0; q < c->layers; q++) {
     const DLArray *w = weights->arrays[q], *bias = biases->arrays[q];
@@ -214,8 +217,7 @@ int64_t LayOut(int64_t m, int64_t k, const DLArrayList* weights, const DLArrayLi
     l.weights_at = (int)at;
     l.biases_at = (int)(at + own * quads * kPanel);
     l.multipliers_at = l.biases_at + (int)(own * kPanel);
-    l.outputs_at = l.multipliers_at + (int)(own * kPanel);
-    at += own * kPanel * (quads + 2 + m);
+    at += own * kPanel * (quads + 2);
     longest = std::max(longest, quads);
     sums = std::max(sums, own * kParts * m * kPanel);
     k = n;
@@ -223,7 +225,8 @@ int64_t LayOut(int64_t m, int64_t k, const DLArrayList* weights, const DLArrayLi
   c->sums_at = (int)at;
   c->input_at = (int)RoundUp(at + sums, 4);
   c->pitch = (int)RoundUp(longest, kStepQuads) + 4;  // rows share no banks
-  const int64_t all = c->input_at + m * c->pitch;
+  c->input_words = (int)(m * c->pitch);
+  const int64_t all = c->input_at + 2 * c->input_words;
   return all <= kMostShared ? all : 0;
 }
 
@@ -259,7 +262,7 @@ void QuantizedMatMulChain(const DLArray* x, const DLArrayList* weights, const DL
     l.high = (int)(highs >> 8 * q & 255);
   }
   c.weights_ready = InputsAreReady(1, 3 * c.layers);
-  c.arrival = TakeArrival();
+  c.arrival = TakeArrival(c.floats != nullptr);
   LaunchBeside(op, QuantizedChainKernel, kCluster, kCluster, kThreads,
                (size_t)words * sizeof(uint32_t), stream, c);
 }

@@ -25,7 +25,9 @@ struct Direct {
   int row_words;                // of a window's row
   uint32_t last_mask;           // of the bytes in the last of them
   int lines;                    // of a window, that a thread sums
-  bool shares;                  // the blocks are one cluster, and read the image together
+  bool shares;          // the blocks are one cluster, and read the image together, which is ready
+  int part;             // of an image, that a block reads where it shares
+  bool triggers_early;  // its successor
   int weights_at, columns_at, sums_at, words;  // in shared memory
   Divisor by_groups, by_line, by_plane, by_in_w, by_slices, by_quads;
 };
@@ -98,19 +100,30 @@ __device__ __forceinline__ void QuantizeImage(const Product& p, const Direct& d,
   }
 }
 
-// The same by all blocks of a cluster, an element a thread, into the frame of each.
-__device__ __forceinline__ void ShareImage(const Product& p, const Direct& d, uint8_t* frame) {
-  const int k = (int)blockIdx.x * kThreads + (int)threadIdx.x;
-  const bool exists = k < p.channels * (int)d.by_plane.value;
-  const float value = exists ? p.images[k] : 0.f;
-  const unsigned byte = QuantizedByte(value, *p.unit, (float)*p.origin);
-  const int at = FloatInFrame(p, d, k);
-  MeetCluster();  // the frames are filled
-  if (exists && at >= 0)
-    for (int peer = 0; peer < d.groups; peer++)
-      ((uint8_t*)OfPeer((const float*)frame, peer))[at] = (uint8_t)byte;
-  MeetCluster();
-}
+// What a thread copies where the blocks of a cluster quantize an image to the frames of each, as
+// QuantizeImage does for one: an element a thread.
+struct SharedByte {
+  float x, unit, origin;
+  int at;  // in a frame, -1: nowhere
+
+  // Begins to read it; memory of the host takes long to answer.
+  __device__ __forceinline__ void Begin(const Product& p, const Direct& d) {
+    const int k = (int)blockIdx.x * d.part + (int)threadIdx.x;
+    const bool exists = (int)threadIdx.x < d.part && k < p.channels * (int)d.by_plane.value;
+    x = exists ? p.images[k] : 0.f;
+    unit = *p.unit, origin = (float)*p.origin;
+    at = exists ? FloatInFrame(p, d, k) : -1;
+  }
+
+  __device__ __forceinline__ void End(const Direct& d, const uint32_t* frames) const {
+    const uint8_t byte = (uint8_t)QuantizedByte(x, unit, origin);
+    MeetCluster();  // the frames are filled
+#pragma unroll 1
+    for (int peer = 0; peer < d.groups && at >= 0; peer++)
+      ((uint8_t*)OfPeer((const float*)frames, peer))[at] = byte;
+    MeetCluster();
+  }
+};
 
 // Adds the products of rows of a window's kPool x kPool positions, from bytes `at` of the frame on,
 // and of a filter, from byte k of it on.
@@ -199,15 +212,18 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t* const shared = DynamicShared<uint32_t>();
   const int image = (int)blockIdx.x / d.by_groups;
   const int first = ((int)blockIdx.x - image * d.groups) * d.outputs;
+  SharedByte load;
+  if (d.shares) load.Begin(p, d);
+  if (d.triggers_early) TriggerProgrammaticLaunch();
   for (int k = (int)threadIdx.x; k < d.weights_at; k += kThreads) shared[k] = p.pad;
   for (int k = d.sums_at + (int)threadIdx.x; k < d.words; k += kThreads) shared[k] = 0;
   if (p.weights_ready) LoadOutputs(p, d, first, shared);
   __syncthreads();
   GridDependencySynchronize();
-  TriggerProgrammaticLaunch();
+  if (!d.triggers_early) TriggerProgrammaticLaunch();
   if (!p.weights_ready) LoadOutputs(p, d, first, shared);
   if (d.shares)
-    ShareImage(p, d, (uint8_t*)shared);
+    load.End(d, shared);
   else if (p.images)
     QuantizeImage(p, d, image, (uint8_t*)shared);
   else
@@ -265,11 +281,14 @@ inline bool LayOutDirect(const Product& p, int device, Direct* out) {
   return true;
 }
 
+constexpr int kMostInputs = 7;  // x, w, bias, multiplier, a residual and the units of x
+
 inline void LaunchDirect(const char* op, Product p, Direct d, int device, DLStream stream) {
-  constexpr int kMostOfCluster = 8;  // blocks
   p.weights_ready = InputsAreReady(1, 3);
-  d.shares = d.images == 1 && d.groups <= kMostOfCluster && ComputeMajor(device) >= 9 &&
-             (int64_t)p.channels * p.in_h * p.in_w <= d.groups * kThreads && IsPinned(p.images);
+  d.triggers_early = MayTriggerEarly();
+  d.part = PartOfEach((int64_t)p.channels * p.in_h * p.in_w, d.groups);
+  d.shares = d.images == 1 && d.groups <= kPortableCluster && ComputeMajor(device) >= 9 &&
+             d.part <= kThreads && InputsAreReady(0, kMostInputs) && IsPinned(p.images);
   const auto kernel = p.pool == 1 ? DirectKernel<1> : DirectKernel<kMostPool>;
   LaunchBeside(op, kernel, (unsigned)(d.images * d.groups), d.shares ? (unsigned)d.groups : 1,
                kThreads, d.words * sizeof(uint32_t), stream, p, d);

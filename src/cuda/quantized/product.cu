@@ -30,7 +30,7 @@ constexpr int kStep = 64;             // bytes of K of a stage
 constexpr int kStages = 3;            // of the ring of panels
 constexpr int kChunks = kStep / 16;   // copies of a row
 constexpr int kRowsOfPass = kProductThreads / kChunks;
-constexpr int kMostSplits = 8;          // blocks of a portable cluster
+constexpr int kMostSplits = kPortableCluster;
 constexpr int kDeep = 8 * kStep;        // of K, from which on two blocks may share a large tile
 constexpr int kMostPlaces = 8 * kStep;  // of K that is gathered, in a block's table
 

@@ -1,5 +1,7 @@
 // How the host learns that results have arrived in its memory, sooner than the driver tells it: the
-// kernel that wrote them counts the replays of its graph there.
+// kernel that wrote them counts the replays of its graph there. A fence between results and count
+// takes as long as a way through the bus, so that each element of a small result is told alone,
+// together with the count.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -14,20 +16,43 @@ namespace cuda {
 struct Arrival {
   unsigned* count;  // of the graph's replays; null: nobody waits for this kernel
   volatile uint32_t* seen;
+  volatile uint64_t* elements;  // of a result, as TellElement writes them; null: Tell tells of all
+
+  // The number of this replay. All threads that need it call it before a barrier, behind which one
+  // of them calls Tell.
+  __device__ __forceinline__ unsigned Next() const { return *count + 1; }
+
+  // Tells element k of a result with four bytes an element.
+  __device__ __forceinline__ void TellElement(int64_t k, uint32_t bits, unsigned replay) const {
+    elements[k] = (uint64_t)replay << 32 | bits;
+  }
 
   // One thread calls it behind a barrier that all threads have met who wrote results.
-  __device__ __forceinline__ void Tell() const {
-    if (!count) return;
-    __threadfence_system();
-    *seen = ++*count;
+  __device__ __forceinline__ void Tell(unsigned replay) const {
+    if (!elements) {
+      __threadfence_system();
+      *seen = replay;
+    }
+    *count = replay;
   }
 };
 
-// What this thread's next kernel may tell, where its launcher takes that over; null members
-// elsewhere. Only a capture sets it.
-inline thread_local Arrival next_arrival = {};
+// What a capture offers to this thread's next kernel, whose launcher may take it.
+struct ArrivalOffer {
+  Arrival arrival;
+  bool taken, by_elements;
+};
+inline thread_local ArrivalOffer* next_arrival = nullptr;
 
-inline Arrival TakeArrival() { return std::exchange(next_arrival, Arrival{}); }
+// The members are null where nothing is offered. by_elements: the kernel can tell elements.
+inline Arrival TakeArrival(bool by_elements) {
+  ArrivalOffer* const offer = std::exchange(next_arrival, nullptr);
+  if (!offer) return {};
+  if (!by_elements) offer->arrival.elements = nullptr;
+  offer->taken = true;
+  offer->by_elements = offer->arrival.elements != nullptr;
+  return offer->arrival;
+}
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -30,6 +30,7 @@ FaultRecord* RecordOf(int device) {
 }  // namespace
 
 Faults FaultsOf(const char* op, const char* what, int device) {
+  may_leave_faults = true;
   return {RecordOf(device), op, what, Place::Current()};
 }
 

@@ -40,6 +40,9 @@ struct Faults {
   }
 };
 
+// True where a kernel that this thread has launched may leave a fault; whoever asks clears it.
+inline thread_local bool may_leave_faults = false;
+
 // For a launch by the calling thread on a GPU in use. `op` and `what` are literals.
 Faults FaultsOf(const char* op, const char* what, int device);
 

@@ -8,7 +8,8 @@
 // only when they differ from those of the run before. All other addresses are baked in. Where
 // outputs go to pinned memory of the host, the last output copy counts the replays there, so that
 // the host sees a result as soon as it has arrived. Outputs that the last step itself writes there,
-// which are copies from a place to itself, need no copy where its kernel counts (arrival.cuh).
+// which are copies from a place to itself, need no copy where its kernel counts, or tells of each
+// element of a small one (arrival.cuh).
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -61,7 +62,7 @@ __device__ __forceinline__ void CountReplay(const CopyBatch& batch) {
   __threadfence_system();
   if (atomicAdd(batch.blocks_done, 1u) + 1 < gridDim.x) return;
   *batch.blocks_done = 0;
-  batch.arrival.Tell();
+  batch.arrival.Tell(batch.arrival.Next());
 }
 
 __global__ void CopyBatchKernel(const __grid_constant__ CopyBatch batch) {
@@ -223,7 +224,7 @@ class DependencyBuilder {
   ~DependencyBuilder() {
     allow_pdl = true;
     next_dependencies = nullptr;
-    next_arrival = {};
+    next_arrival = nullptr;
     ready_inputs = 0;
   }
 
@@ -246,9 +247,10 @@ class DependencyBuilder {
       several.pdl = std::find(dependencies.begin(), dependencies.end(), tails_[own][0]) -
                     dependencies.begin();
     next_dependencies = pdl_edge ? &several : nullptr;
-    const bool known = streams_->ready_inputs && (allow_pdl || pdl_edge) && has_nodes_[own];
-    ready_inputs = known ? streams_->ready_inputs[task] : 0;
-    if (dependencies.empty()) ready_inputs = ~uint64_t(0);  // it has no predecessor
+    const uint64_t told = streams_->ready_inputs ? streams_->ready_inputs[task] : 0;
+    const bool known = (allow_pdl || pdl_edge) && has_nodes_[own];
+    ready_inputs = dependencies.empty() ? ~uint64_t(0) : known ? told : 0;  // empty: all are ready
+    ready_inputs = (ready_inputs & ~kTriggersEarly) | (told & kTriggersEarly);
     queue();
     next_dependencies = nullptr;
     ready_inputs = 0;
@@ -267,7 +269,8 @@ class DependencyBuilder {
 
 // ---- capture and replay ----
 
-constexpr int64_t kLooks = 1 << 16;  // at a count in pinned memory, between two at the stream
+constexpr int64_t kLooks = 1 << 16;     // at a count in pinned memory, between two at the stream
+constexpr int64_t kMostElements = 512;  // of a result, that are told one by one
 
 struct CudaGraph : CapturedGraph {
   CudaGraph(int id, const CaptureRequest& request)
@@ -284,6 +287,11 @@ struct CudaGraph : CapturedGraph {
     outputs.Count(&replays->blocks, arrival(), ComputeMajor(id) >= 9);
     in_place = std::all_of(request.outputs, request.outputs + request.noutputs,
                            [](const DLCopy& copy) { return copy.dst == copy.src; });
+    result = request.outputs[last];
+    const int64_t count = result.nbytes / (int64_t)sizeof(uint32_t);
+    if (!in_place || last > 0 || count > kMostElements) return;
+    elements = (volatile uint64_t*)AllocPinned(id, count * sizeof *elements);
+    memset((void*)elements, 0, count * sizeof *elements);
   }
   ~CudaGraph() override {
     // The last replay may still be running, on another thread's stream, in memory that is freed
@@ -296,6 +304,7 @@ struct CudaGraph : CapturedGraph {
     if (graph) cudaGraphDestroy(graph);
     if (replays) cudaFree(replays);
     if (seen) FreePinned(id, (void*)seen);
+    if (elements) FreePinned(id, (void*)elements);
     cudaGetLastError();
   }
 
@@ -312,30 +321,38 @@ struct CudaGraph : CapturedGraph {
       Check("replay", cudaGraphLaunch(exec, stream));
     }
     Counters::program_launches += times;
-    launched += (uint32_t)(step_tells ? times : 1);  // only the last one has its output copies
+    launched += (uint32_t)(offer.taken ? times : 1);  // only the last one has its output copies
   }
 
   void Wait() override {
     if (!seen) {
       Synchronize();
+    } else if (offer.by_elements) {
+      for (int64_t k = 0; k < result.nbytes / (int64_t)sizeof(uint32_t); k++) {
+        Await([&] { return elements[k] >> 32 == launched; });
+        ((uint32_t*)result.dst)[k] = (uint32_t)elements[k];
+      }
     } else {
-      for (int64_t looks = 1; *seen != launched; looks++)
-        if (looks % kLooks == 0) CheckRunning();
-      std::atomic_thread_fence(std::memory_order_acquire);
+      Await([&] { return *seen == launched; });
     }
+    std::atomic_thread_fence(std::memory_order_acquire);
     Counters::synchronizations++;
     RaiseFault(id);
   }
 
-  // Fails where the stream has stopped without the result.
-  void CheckRunning() const {
-    const cudaError_t status = cudaStreamQuery(stream);
-    if (status == cudaErrorNotReady) {
-      cudaGetLastError();
-      return;
+  // Waits for what the GPU writes to pinned memory; fails where the stream stops without it.
+  template <class F>
+  void Await(F&& arrived) const {
+    for (int64_t looks = 1; !arrived(); looks++) {
+      if (looks % kLooks != 0) continue;
+      const cudaError_t status = cudaStreamQuery(stream);
+      if (status == cudaErrorNotReady) {
+        cudaGetLastError();
+        continue;
+      }
+      Check("replay", status);
+      if (!arrived()) Fail("replay: the results of a captured program did not arrive");
     }
-    Check("replay", status);
-    if (*seen != launched) Fail("replay: the results of a captured program did not arrive");
   }
 
   void Synchronize() const {
@@ -345,15 +362,17 @@ struct CudaGraph : CapturedGraph {
 
   void Describe(DLGraphInfo* out) const override { *out = info; }
 
-  Arrival arrival() const { return {&replays->count, seen}; }
+  Arrival arrival() const { return {&replays->count, seen, nullptr}; }
 
   const int id;
   GraphCopies inputs, outputs;
   Replays* replays = nullptr;
-  volatile uint32_t* seen = nullptr;  // the replays whose results have arrived in pinned memory
+  volatile uint32_t* seen = nullptr;      // the replays whose results have arrived in pinned memory
+  volatile uint64_t* elements = nullptr;  // of a small result, with the replay that made each
+  DLCopy result = {};                     // the last output
   uint32_t launched = 0;
   bool in_place = false;    // the last step writes the outputs where the host reads them
-  bool step_tells = false;  // and its kernel counts
+  ArrivalOffer offer = {};  // to its kernel, which counts where it takes it
   DLGraphInfo info = {};
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
@@ -363,16 +382,22 @@ struct CudaGraph : CapturedGraph {
 // Queues the tasks on a capturing stream. A failure ends the capture, so that the stream is usable.
 void CaptureInto(CudaGraph* graph, cudaStream_t stream, const CaptureRequest& request) {
   BeginCapture(graph->id, stream);
+  may_leave_faults = false;
   try {
     DependencyBuilder builder(request.streams, request.count + 2, stream);
     builder.Capture(0, [&] { graph->inputs.Launch(stream); });
     for (int64_t k = 0; k < request.count; k++) {
-      if (graph->in_place && k + 1 == request.count) next_arrival = graph->arrival();
+      if (graph->in_place && k + 1 == request.count) {
+        graph->offer.arrival = graph->arrival();
+        // A fault is told before a result, which takes the fence of the count.
+        graph->offer.arrival.elements = may_leave_faults ? nullptr : graph->elements;
+        next_arrival = &graph->offer;
+      }
       builder.Capture(k + 1, [&] { request.body(request.state, k); });
     }
-    graph->step_tells = graph->in_place && request.count && !TakeArrival().count;
+    next_arrival = nullptr;
     builder.Capture(request.count + 1, [&] {
-      if (!graph->step_tells) graph->outputs.Launch(stream);
+      if (!graph->offer.taken) graph->outputs.Launch(stream);
     });
   } catch (...) {
     cudaGraph_t broken = nullptr;

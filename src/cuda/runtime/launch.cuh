@@ -12,6 +12,9 @@ constexpr int64_t kMaxBlocks = int64_t(1) << 20;
 // Dynamic shared memory of a launch without an opt-in, beside 4 KB that its kernel declares.
 constexpr size_t kPlainShared = 44 << 10;
 
+// Blocks of the largest cluster that each GPU with clusters grants.
+constexpr int kPortableCluster = 8;
+
 // Blocks for n items at `per_block` items a block; kernels loop, so the number is capped.
 inline unsigned Blocks(int64_t n, int64_t per_block = kThreads) {
   const int64_t blocks = CeilDiv(n, per_block);
@@ -41,6 +44,11 @@ inline bool InputsAreReady(int first, int count) {
   const uint64_t wanted = ((uint64_t(1) << count) - 1) << first;
   return (ready_inputs & wanted) == wanted;
 }
+
+// True where this thread's next kernel may trigger its successor before GridDependencySynchronize:
+// no kernel of the graph writes what that one reads so early. It is bit 63 of the ready inputs.
+constexpr uint64_t kTriggersEarly = uint64_t(1) << 63;
+inline bool MayTriggerEarly() { return (ready_inputs & kTriggersEarly) != 0; }
 
 // What every launch begins with, false where there is nothing to launch: a grid without blocks is
 // no work, and a workspace query launches nothing. What it ends with: a failure, or a count.

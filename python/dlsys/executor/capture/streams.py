@@ -7,12 +7,14 @@ that has the longest path behind it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .hazards import Access, Range
 
-_READY_INPUTS = 64  # inputs of a step whose readiness is told to its kernel
+_READY_INPUTS = 63  # inputs of a step whose readiness is told to its kernel
+_EARLY = 1 << _READY_INPUTS  # the successor's ready inputs are so from the start of the graph
 _ROOTS = 2  # tasks without dependencies; each further one lengthens every launch by over 1 µs
 
 
@@ -45,20 +47,44 @@ def ready_inputs(
     stream: Sequence[int], inputs: Sequence[Sequence[Range]], accesses: Sequence[Access]
 ) -> list[int]:
     """For each task the inputs, as bits, that its predecessor in its stream does not write: a
-    kernel that PDL sets up while the predecessor ends may read them at once.
+    kernel that PDL sets up while the predecessor ends may read them at once. Bit 63 is set where no
+    task at all writes those of its successor, so that this may be set up before its own
+    predecessor has ended.
     """
-    found = []
+    found: list[int] = []
+    is_constant = _constant(accesses)
     predecessor: dict[int, int] = {}
     for k, own in enumerate(stream):
-        written = accesses[predecessor[own]].writes if own in predecessor else None
+        before = predecessor.get(own)
         bits = 0
-        if written is not None:
+        if before is not None:
+            written, early = accesses[before].writes, True
             for index, (begin, end) in enumerate(inputs[k][:_READY_INPUTS]):
                 ready = all(end <= first or last <= begin for first, last in written)
                 bits |= ready << index
+                early = early and (not ready or is_constant((begin, end)))
+            found[before] |= early << _READY_INPUTS
         found.append(bits)
         predecessor[own] = k
     return found
+
+
+def _constant(accesses: Sequence[Access]) -> Callable[[Range], bool]:
+    """What tells whether no task writes a range."""
+    begins: list[int] = []  # of all that is written, apart and ascending
+    ends: list[int] = []
+    for begin, end in sorted(written for access in accesses for written in access.writes):
+        if ends and begin <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            begins.append(begin)
+            ends.append(end)
+
+    def is_constant(read: Range) -> bool:
+        k = bisect_left(begins, read[1])  # that many begin before its end
+        return k == 0 or ends[k - 1] <= read[0]
+
+    return is_constant
 
 
 def one_stream(tasks: int) -> GraphStreams:

@@ -317,7 +317,6 @@ bool ForwardFits(Task* t, int side, int outputs) {
 
 // ---- a few images ----
 
-constexpr int kMostOfCluster = 8;  // blocks
 constexpr int kFewOnEach = 2;  // outputs of images on a multiprocessor, up to which they are few
 
 // The task of a block that makes one output, false where images are many or do not fit.
@@ -339,9 +338,11 @@ bool FewImagesFit(const Task& whole, int side, int multiprocessors, FewImages* f
           (int)CeilDiv(t.channels, of_slice),
           of_slice,
           (int)RoundUp(t.channels * t.kh * t.kw, 4),
+          PartOfEach(t.channels * (int64_t)t.plane.of_plane.value, t.outputs),
           t.plane,
           t.frame,
           t.relu,
+          false,
           false,
           false};
   return true;
@@ -400,9 +401,9 @@ void Conv2dPool(const DLArray* x, const DLArray* f, const DLArrayList* bias, DLA
   FewImages few;
   if (FewImagesFit(t, side, multiprocessors, &few) && FewShared(few, side) <= kMaxSharedFloats) {
     few.filters_ready = InputsAreReady(1, 1);
-    few.shares = t.images == 1 && t.outputs <= kMostOfCluster && ComputeMajor(device) >= 9 &&
-                 t.channels * (int64_t)t.plane.of_plane.value <= t.outputs * kThreads &&
-                 IsPinned(In(op, x));
+    few.triggers_early = MayTriggerEarly();
+    few.shares = t.images == 1 && t.outputs <= kPortableCluster && ComputeMajor(device) >= 9 &&
+                 few.part <= kThreads && InputsAreReady(0, 1) && IsPinned(In(op, x));
     return kFew[side - 2][KernelWidthIndex(t.kw)](op, few, (unsigned)t.images, device, stream,
                                                   In(op, x), In(op, f), add, Out(op, y),
                                                   Codes(op, code));
