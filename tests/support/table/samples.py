@@ -16,7 +16,8 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.graph.node import hooks
-from dlsys.ops import elementwise, leaf, movement, power, reduce
+from dlsys.ops import elementwise, leaf, movement, reduce
+from dlsys.ops.math import power
 from dlsys.ops.optim import assign
 from support.table.families.accumulate import ACCUMULATE
 from support.table.families.activation import CHOICES, FUNCTIONS
