@@ -311,12 +311,16 @@ OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(filter-out src/emulator/%,$(c
 OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(call sources,cu))
 OBJECTS_EMULATED := $(patsubst src/%,$(BUILD)/obj/emulated/%.o,\
   $(call sources,cu) $(filter src/emulator/%,$(call sources,cc)))
-# Rooms whose files have no name of their own twice are read at once: most of the time goes to what
-# all files include.
-NVVM_ROOMS := loss optim pointwise random reduce runtime gemm/hopper
+# Files of a room are read at once, since most of the time goes to what all files include; not those
+# that have a name of their own which another file of the room has too.
+NVVM_ROOMS := boxes conv conv/channels_last gemm gemm/hopper loss norm optim pointwise quantized \
+  random reduce runtime
+NVVM_ALONE := $(patsubst %,src/cuda/%.cu,boxes/soft_nms conv/pooling conv/channels_last/hopper \
+  conv/channels_last/wgrad gemm/matvec norm/fused_layer_norm norm/layer_norm quantized/product)
+nvvm_room = $(filter-out $(NVVM_ALONE),$(wildcard src/cuda/$(1)/*.cu))
 NVVM := $(NVVM_ROOMS:%=$(BUILD)/obj/nvvm/cuda/%/room.cu.ltoir) \
   $(patsubst src/%,$(BUILD)/obj/nvvm/%.ltoir,$(filter-out \
-  $(foreach room,$(NVVM_ROOMS),$(wildcard src/cuda/$(room)/*.cu)),$(call sources,cu)))
+  $(foreach room,$(NVVM_ROOMS),$(call nvvm_room,$(room))),$(call sources,cu)))
 OBJECTS = $(OBJECTS_CXX) $(if $(EMULATED),$(OBJECTS_EMULATED),$(if $(CUDA_ARCHS),$(OBJECTS_CUDA)))
 LINK_CXX = $(CXX) -shared -pthread -Wl,--version-script=src/exports.map -Wl,-z,defs \
   -Wl,-z,nodelete
@@ -400,19 +404,21 @@ $(NVVM): NVCC_LEVEL = -O0 -Xcicc -O0
 nvvm: $(NVVM)
 	@echo "CUDA files: $(words $(call sources,cu)) compiled to NVVM IR for sm_$(TEST_ARCH), not assembled and not linked"
 
-COMPILE_NVVM = $(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -ltoir $< -o $@
+# The preprocessor notes what a file includes while it reads it; nvcc's -MMD reads all a second time.
+COMPILE_NVVM = $(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) \
+  -Xcompiler -MMD,-MP,-MF,$(basename $@).d,-MT,$@ -ltoir $< -o $@
 $(BUILD)/obj/nvvm/%.ltoir: src/% $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@mkdir -p $(@D)
 	@echo "compiling $< to NVVM IR"
 	$(COMPILE_NVVM)
 
 $(BUILD)/obj/nvvm/%/room.cu.ltoir: $(BUILD)/obj/nvvm/%/room.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
-	@echo "compiling src/$*/*.cu to NVVM IR"
+	@echo "compiling src/$*/ to NVVM IR"
 	$(COMPILE_NVVM)
 
 $(NVVM_ROOMS:%=$(BUILD)/obj/nvvm/cuda/%/room.cu): $(BUILD)/obj/nvvm/%/room.cu: FORCE
 	@mkdir -p $(@D)
-	@printf '#include "%s"\n' $(patsubst src/%,%,$(wildcard src/$*/*.cu)) >$@.new
+	@printf '#include "%s"\n' $(patsubst src/%,%,$(call nvvm_room,$(*:cuda/%=%))) >$@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 # Its own path is one of those that nvcc puts between double quotes.
