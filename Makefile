@@ -3,6 +3,7 @@
 # PYTHON=python3.12  the interpreter that makes .venv
 # VENV=              use PYTHON itself and install nothing
 # CUDA=off           leave the CUDA device out
+# TEST_JOBS=3        processes of tests, as many as cores otherwise
 # ARGS=...           arguments for mnist, test, test-gpu and bench
 # V=1                print the compilers' command lines
 
@@ -12,6 +13,7 @@ BUILD ?= build
 LIB ?= python/dlsys/libdlsys.so
 CUDA ?= auto
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+TEST_JOBS ?= $(JOBS)
 ARGS ?=
 Q := $(if $(V),,@)
 
@@ -92,13 +94,13 @@ mnist: $(call READY,run)
 	$(RUN) mnist_dlsys.py -m mlp -l --hints $(ARGS)
 
 test: $(call READY,test) test-library
-	@$(RUN) tests/run.py -j $(JOBS) --sample $(ARGS)
+	@$(RUN) tests/run.py -j $(TEST_JOBS) --sample $(ARGS)
 
 # Every case of every test, the GPU's on an emulated one, where the others take a sample.
 test-full: $(call READY,test) test-library emulator
-	@status=0; $(RUN) tests/run.py -j $(JOBS) $(ARGS) || status=1; \
+	@status=0; $(RUN) tests/run.py -j $(TEST_JOBS) $(ARGS) || status=1; \
 	DLSYS_LIBRARY=$(call absolute,$(EMULATED_LIB)) \
-	  $(RUN) tests/run.py -j $(JOBS) --needs gpu $(ARGS) || status=1; \
+	  $(RUN) tests/run.py -j $(TEST_JOBS) --needs gpu $(ARGS) || status=1; \
 	exit $$status
 
 # Without a GPU the CUDA files are still compiled, so that a broken one is seen.
@@ -120,12 +122,12 @@ ready: $(call READY,$(FOR_CI))
 # and kills, and but the rows of the operator table with large arrays.
 test-quick: $(call READY,test)
 	+@$(SUBMAKE) optional-lib
-	@$(RUN) tests/run.py -j $(JOBS) --quick $(ARGS)
+	@$(RUN) tests/run.py -j $(TEST_JOBS) --quick $(ARGS)
 
 test-gpu: $(call READY,test)
 	@$(if $(GPU_ARCHS),,echo "make test-gpu: nvidia-smi shows no GPU on this machine"; exit 1)
 	+@$(SUBMAKE) lib
-	@DLSYS_REQUIRE_GPU=1 DLSYS_TEST_LARGE=1 $(RUN) tests/run.py -j $(JOBS) $(ARGS)
+	@DLSYS_REQUIRE_GPU=1 DLSYS_TEST_LARGE=1 $(RUN) tests/run.py -j $(TEST_JOBS) $(ARGS)
 
 # The tests that need a GPU, by what is noted in their code, on one that the CPU emulates
 # (src/emulator/): what its kernels compute, not how fast.
@@ -139,7 +141,7 @@ interface: native
 
 test-emulated: $(call READY,test) emulator
 	@DLSYS_LIBRARY=$(call absolute,$(EMULATED_LIB)) \
-	  $(RUN) tests/run.py -j $(JOBS) --needs gpu --sample $(ARGS)
+	  $(RUN) tests/run.py -j $(TEST_JOBS) --needs gpu --sample $(ARGS)
 
 # Every buffer has a block of its own and of its true size, so that each overrun is seen. With
 # EMULATED=1 those of the GPU's kernels too. Frames of the sanitizer's own stack, which it takes to
@@ -158,7 +160,7 @@ asan: $(call READY,test) asan-library
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=leak_check_at_exit=0:allocator_may_return_null=1:detect_stack_use_after_return=0 \
 	  PYTHONMALLOC=malloc DLSYS_DEBUG_ARENA=separate \
-	  DLSYS_LIBRARY=$(call absolute,$(ASAN_LIB)) $(RUN) tests/run.py -j $(JOBS) $(ASAN_TESTS)
+	  DLSYS_LIBRARY=$(call absolute,$(ASAN_LIB)) $(RUN) tests/run.py -j $(TEST_JOBS) $(ASAN_TESTS)
 
 asan-library: cxx
 	+@$(SUBMAKE) native CUDA=off BUILD=$(BUILD)/asan LIB=$(ASAN_LIB) EMULATED=$(EMULATED) \
@@ -196,7 +198,7 @@ fuzz: $(FUZZ_READY)
 	+@$(SUBMAKE) optional-lib
 	@status=0; \
 	$(RUN) tests/fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS) || status=1; \
-	$(if $(ARGS),,DLSYS_TEST_SEED=$(or $(SEED),drawn) DLSYS_TENSOR_PROGRAMS=2000 $(RUN) tests/run.py -j $(JOBS) --drawn || status=1;) \
+	$(if $(ARGS),,DLSYS_TEST_SEED=$(or $(SEED),drawn) DLSYS_TENSOR_PROGRAMS=2000 $(RUN) tests/run.py -j $(TEST_JOBS) --drawn || status=1;) \
 	exit $$status
 
 # The counts of docs/reliability.md, in about 25 minutes on two cores; ARGS=--sanitizers theirs.
