@@ -3,6 +3,7 @@
 # PYTHON=python3.12  the interpreter that makes .venv
 # VENV=              use PYTHON itself and install nothing
 # CUDA=off           leave the CUDA device out
+# TEST_JOBS=3        processes of tests, as many as cores otherwise
 # ARGS=...           arguments for mnist, test, test-gpu and bench
 # V=1                print the compilers' command lines
 
@@ -12,6 +13,7 @@ BUILD ?= build
 LIB ?= python/dlsys/libdlsys.so
 CUDA ?= auto
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+TEST_JOBS ?= $(JOBS)
 ARGS ?=
 Q := $(if $(V),,@)
 
@@ -92,13 +94,13 @@ mnist: $(call READY,run)
 	$(RUN) mnist_dlsys.py -m mlp -l --hints $(ARGS)
 
 test: $(call READY,test) test-library
-	@$(RUN) tests/run.py -j $(JOBS) --sample $(ARGS)
+	@$(RUN) tests/run.py -j $(TEST_JOBS) --sample $(ARGS)
 
 # Every case of every test, the GPU's on an emulated one, where the others take a sample.
 test-full: $(call READY,test) test-library emulator
-	@status=0; $(RUN) tests/run.py -j $(JOBS) $(ARGS) || status=1; \
+	@status=0; $(RUN) tests/run.py -j $(TEST_JOBS) $(ARGS) || status=1; \
 	DLSYS_LIBRARY=$(call absolute,$(EMULATED_LIB)) \
-	  $(RUN) tests/run.py -j $(JOBS) --needs gpu $(ARGS) || status=1; \
+	  $(RUN) tests/run.py -j $(TEST_JOBS) --needs gpu $(ARGS) || status=1; \
 	exit $$status
 
 # Without a GPU the CUDA files are still compiled, so that a broken one is seen.
@@ -120,12 +122,12 @@ ready: $(call READY,$(FOR_CI))
 # and kills, and but the rows of the operator table with large arrays.
 test-quick: $(call READY,test)
 	+@$(SUBMAKE) optional-lib
-	@$(RUN) tests/run.py -j $(JOBS) --quick $(ARGS)
+	@$(RUN) tests/run.py -j $(TEST_JOBS) --quick $(ARGS)
 
 test-gpu: $(call READY,test)
 	@$(if $(GPU_ARCHS),,echo "make test-gpu: nvidia-smi shows no GPU on this machine"; exit 1)
 	+@$(SUBMAKE) lib
-	@DLSYS_REQUIRE_GPU=1 DLSYS_TEST_LARGE=1 $(RUN) tests/run.py -j $(JOBS) $(ARGS)
+	@DLSYS_REQUIRE_GPU=1 DLSYS_TEST_LARGE=1 $(RUN) tests/run.py -j $(TEST_JOBS) $(ARGS)
 
 # The tests that need a GPU, by what is noted in their code, on one that the CPU emulates
 # (src/emulator/): what its kernels compute, not how fast.
@@ -139,7 +141,7 @@ interface: native
 
 test-emulated: $(call READY,test) emulator
 	@DLSYS_LIBRARY=$(call absolute,$(EMULATED_LIB)) \
-	  $(RUN) tests/run.py -j $(JOBS) --needs gpu --sample $(ARGS)
+	  $(RUN) tests/run.py -j $(TEST_JOBS) --needs gpu --sample $(ARGS)
 
 # Every buffer has a block of its own and of its true size, so that each overrun is seen. With
 # EMULATED=1 those of the GPU's kernels too. Frames of the sanitizer's own stack, which it takes to
@@ -158,7 +160,7 @@ asan: $(call READY,test) asan-library
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=leak_check_at_exit=0:allocator_may_return_null=1:detect_stack_use_after_return=0 \
 	  PYTHONMALLOC=malloc DLSYS_DEBUG_ARENA=separate \
-	  DLSYS_LIBRARY=$(call absolute,$(ASAN_LIB)) $(RUN) tests/run.py -j $(JOBS) $(ASAN_TESTS)
+	  DLSYS_LIBRARY=$(call absolute,$(ASAN_LIB)) $(RUN) tests/run.py -j $(TEST_JOBS) $(ASAN_TESTS)
 
 asan-library: cxx
 	+@$(SUBMAKE) native CUDA=off BUILD=$(BUILD)/asan LIB=$(ASAN_LIB) EMULATED=$(EMULATED) \
@@ -196,7 +198,7 @@ fuzz: $(FUZZ_READY)
 	+@$(SUBMAKE) optional-lib
 	@status=0; \
 	$(RUN) tests/fuzz $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS) || status=1; \
-	$(if $(ARGS),,DLSYS_TEST_SEED=$(or $(SEED),drawn) DLSYS_TENSOR_PROGRAMS=2000 $(RUN) tests/run.py -j $(JOBS) --drawn || status=1;) \
+	$(if $(ARGS),,DLSYS_TEST_SEED=$(or $(SEED),drawn) DLSYS_TENSOR_PROGRAMS=2000 $(RUN) tests/run.py -j $(TEST_JOBS) --drawn || status=1;) \
 	exit $$status
 
 # The counts of docs/reliability.md, in about 25 minutes on two cores; ARGS=--sanitizers theirs.
@@ -311,12 +313,16 @@ OBJECTS_CXX := $(patsubst src/%,$(BUILD)/obj/%.o,$(filter-out src/emulator/%,$(c
 OBJECTS_CUDA := $(patsubst src/%,$(BUILD)/obj/%.o,$(call sources,cu))
 OBJECTS_EMULATED := $(patsubst src/%,$(BUILD)/obj/emulated/%.o,\
   $(call sources,cu) $(filter src/emulator/%,$(call sources,cc)))
-# Rooms whose files have no name of their own twice are read at once: most of the time goes to what
-# all files include.
-NVVM_ROOMS := loss optim pointwise random reduce runtime gemm/hopper
+# Files of a room are read at once, since most of the time goes to what all files include; not those
+# that have a name of their own which another file of the room has too.
+NVVM_ROOMS := boxes conv conv/channels_last gemm gemm/hopper loss norm optim pointwise quantized \
+  random reduce runtime
+NVVM_ALONE := $(patsubst %,src/cuda/%.cu,boxes/soft_nms conv/pooling conv/channels_last/hopper \
+  conv/channels_last/wgrad gemm/matvec norm/fused_layer_norm norm/layer_norm quantized/product)
+nvvm_room = $(filter-out $(NVVM_ALONE),$(wildcard src/cuda/$(1)/*.cu))
 NVVM := $(NVVM_ROOMS:%=$(BUILD)/obj/nvvm/cuda/%/room.cu.ltoir) \
   $(patsubst src/%,$(BUILD)/obj/nvvm/%.ltoir,$(filter-out \
-  $(foreach room,$(NVVM_ROOMS),$(wildcard src/cuda/$(room)/*.cu)),$(call sources,cu)))
+  $(foreach room,$(NVVM_ROOMS),$(call nvvm_room,$(room))),$(call sources,cu)))
 OBJECTS = $(OBJECTS_CXX) $(if $(EMULATED),$(OBJECTS_EMULATED),$(if $(CUDA_ARCHS),$(OBJECTS_CUDA)))
 LINK_CXX = $(CXX) -shared -pthread -Wl,--version-script=src/exports.map -Wl,-z,defs \
   -Wl,-z,nodelete
@@ -400,19 +406,21 @@ $(NVVM): NVCC_LEVEL = -O0 -Xcicc -O0
 nvvm: $(NVVM)
 	@echo "CUDA files: $(words $(call sources,cu)) compiled to NVVM IR for sm_$(TEST_ARCH), not assembled and not linked"
 
-COMPILE_NVVM = $(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -ltoir $< -o $@
+# The preprocessor notes what a file includes while it reads it; nvcc's -MMD reads all a second time.
+COMPILE_NVVM = $(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) \
+  -Xcompiler -MMD,-MP,-MF,$(basename $@).d,-MT,$@ -ltoir $< -o $@
 $(BUILD)/obj/nvvm/%.ltoir: src/% $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@mkdir -p $(@D)
 	@echo "compiling $< to NVVM IR"
 	$(COMPILE_NVVM)
 
 $(BUILD)/obj/nvvm/%/room.cu.ltoir: $(BUILD)/obj/nvvm/%/room.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
-	@echo "compiling src/$*/*.cu to NVVM IR"
+	@echo "compiling src/$*/ to NVVM IR"
 	$(COMPILE_NVVM)
 
 $(NVVM_ROOMS:%=$(BUILD)/obj/nvvm/cuda/%/room.cu): $(BUILD)/obj/nvvm/%/room.cu: FORCE
 	@mkdir -p $(@D)
-	@printf '#include "%s"\n' $(patsubst src/%,%,$(wildcard src/$*/*.cu)) >$@.new
+	@printf '#include "%s"\n' $(patsubst src/%,%,$(call nvvm_room,$(*:cuda/%=%))) >$@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 # Its own path is one of those that nvcc puts between double quotes.

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-ROOMS = ("speed", "contestants", "proofs", "learning", "conversion", "versions", "tables")
+ROOMS = (
+    "speed", "inference", "contestants", "proofs", "learning", "conversion", "versions", "tables",
+)  # fmt: skip
 
 # This checkout's package, unless PYTHONPATH names another one.
 _NAMED = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -355,8 +355,9 @@ def run_dealt(suite: unittest.TestSuite, processes: int, tally: Tally) -> None:
 
 def located(name: str) -> str:
     """The full name of a module, class or test that is given without its folder."""
-    found = sorted(FOLDER.glob(f"*/{name.partition('.')[0]}.py"))
-    return f"{found[0].parent.name}.{name}" if found else name
+    first = name.partition(".")[0]
+    found = [] if (FOLDER / first).is_dir() else sorted(FOLDER.glob(f"*/**/{first}.py"))
+    return ".".join((*found[0].relative_to(FOLDER).parent.parts, name)) if found else name
 
 
 def main(arguments: list[str]) -> int:

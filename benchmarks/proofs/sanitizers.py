@@ -110,9 +110,9 @@ def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
         "fusion.test_gemm_epilogue",
         "fusion.test_weight_update_gpu",
         "fusion.test_uint8_kernels",
-        "fusion.test_fused_batch_norm",
-        "fusion.test_channels_last",
-        "fusion.test_fused_layer_norm",
+        "fusion.norm.test_fused_batch_norm",
+        "fusion.conv.test_channels_last",
+        "fusion.norm.test_fused_layer_norm",
         "fusion.test_narrow_cross_entropy",
         "ops.test_column_sums",
     ]

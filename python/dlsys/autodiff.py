@@ -29,6 +29,9 @@ from .ops.loss.cross_entropy import *
 from .ops.loss.likelihood import *
 from .ops.loss.regression import *
 from .ops.loss.softmax import *
+from .ops.math.power import *
+from .ops.math.rounding import *
+from .ops.math.transcendental import *
 from .ops.matmul import *
 from .ops.movement import *
 from .ops.norm.batch_norm import *
@@ -36,14 +39,11 @@ from .ops.norm.layer_norm import *
 from .ops.optim.apply import *
 from .ops.optim.assign import *
 from .ops.pad import *
-from .ops.power import *
 from .ops.quantize import *
 from .ops.random.device_batch import *
 from .ops.random.sampling import *
 from .ops.reduce import *
 from .ops.resize import *
-from .ops.rounding import *
 from .ops.scan import *
 from .ops.sorting import *
-from .ops.transcendental import *
 from .ops.triangle import *

@@ -16,7 +16,7 @@ from dlsys.ops.conv.geometry import Windows
 from dlsys.runtime.device import cpu
 from dlsys.runtime.interface import interface
 from dlsys.runtime.library import load
-from fusion.test_conv_pool_cpu import threads
+from fusion.conv.test_conv_pool_cpu import threads
 from support.devices import require
 
 EPS = 2.0**-24  # half a unit in the last place of 1 in float32

@@ -132,10 +132,18 @@ class TwoGpus(Ranks, unittest.TestCase):
     gpus = True
 
 
-def launched(ranks: int, *arguments: object, restarts: int = 0, **more: str) -> tuple[int, str]:
-    """The status and all output of a program of ranks.py under `launch`."""
-    launch = [sys.executable, "-m", "dlsys.dist", "launch", "-n", ranks, "--restarts", restarts]
-    done = run(*launch, RANKS, "program", *arguments, **more)
+def launched(
+    ranks: int, *arguments: object, restarts: int = 0, patience: float | None = None, **more: str
+) -> tuple[int, str]:
+    """The status and all output of a program of ranks.py under `launch`. MPI has `patience` seconds
+    to end the other ranks, which keep a core busy meanwhile.
+    """
+    program = ["-m", "dlsys.dist"]
+    if patience is not None:
+        setting = f"from dlsys.dist import launch; launch._PATIENCE = {patience}"
+        program = ["-c", f"import sys; {setting}; sys.exit(launch.main())"]
+    command = [sys.executable, *program, "launch", "-n", ranks, "--restarts", restarts]
+    done = run(*command, RANKS, "program", *arguments, **more)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -170,7 +178,7 @@ class Ends(unittest.TestCase):
         np.testing.assert_allclose(losses(output), losses(alone.stdout), rtol=0, atol=1e-6)
 
     def test_a_rank_is_killed_before_it_knows_the_others(self) -> None:
-        status, output = launched(2, "early")
+        status, output = launched(2, "early", patience=1.0)
         self.assertNotEqual(status, 0)
         self.assertIn("dlsys.dist: rank 1 was ended by SIGKILL; all ranks end", output)
 

@@ -96,7 +96,7 @@ class Settings(unittest.TestCase):
                 select(FUSIONS, wrong)
 
     def test_every_file_is_a_fusion_but_what_they_share(self) -> None:
-        files = {path.stem for path in (PACKAGE / "fusion").glob("*.py")}
+        files = {path.stem for path in (PACKAGE / "fusion").rglob("*.py")}
         shared = {"__init__", "body", "rewrite"}
         kinds = "conv_pool", "head", "image", "norm", "update"
         shared |= {f"{kind}_operators" for kind in kinds}
@@ -252,10 +252,12 @@ class Deleted(unittest.TestCase):
 # network under it. numpy and the standard library are imported once, the package by each child.
 WITHOUT_EACH = """
 import os, sys, numpy, ctypes, unittest
+from pathlib import Path
 sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
-folder = os.path.join(sys.path[0], "dlsys", "fusion")
+folder = Path(sys.path[0], "dlsys", "fusion")
 for name in DELETED:
-    hidden, file = os.path.join(folder, "hidden"), os.path.join(folder, name + ".py")
+    [file] = folder.rglob(name + ".py")
+    hidden = folder / "hidden"
     os.rename(file, hidden)
     child = os.fork()
     if not child:

@@ -5,6 +5,7 @@ what their code says of them.
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -219,6 +220,17 @@ class Leaks(unittest.TestCase):
     def test_those_of_the_library_count(self) -> None:
         found = [text.split(" byte")[0] for text in leaks.of_library(LEAK)]
         self.assertEqual(found, ["Indirect leak of 8", "Direct leak of 72"])
+
+
+class Names(unittest.TestCase):
+    def test_a_folder_is_left_out_or_named(self) -> None:
+        """Also of rooms in folders; tests/fuzz has a file with the name of a folder."""
+        runner = runpy.run_path(str(Path(__file__).resolve().parents[1] / "run.py"))
+        for name in ("fusion.conv.test_conv_pool.Pass", "training.test_fit", "no_such_module.Fit"):
+            self.assertEqual(runner["located"](name), name)
+        self.assertEqual(
+            runner["located"]("test_conv_pool.Pass"), "fusion.conv.test_conv_pool.Pass"
+        )
 
 
 class Packages(unittest.TestCase):

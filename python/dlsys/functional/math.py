@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ops import elementwise, power, rounding, transcendental
+from ..ops import elementwise
 from ..ops.comparison import maximum_op, minimum_op
 from ..ops.elementwise import (
     abs_op,
@@ -25,6 +25,7 @@ from ..ops.elementwise import (
     sin_op,
     sqrt_op,
 )
+from ..ops.math import power, rounding, transcendental
 from ..ops.movement import copy_op, stop_gradient_op
 from .record import Array, pair, recorded
 

@@ -1,22 +1,30 @@
-"""Fusions, one file each: the pattern that it looks for, the fused operator with its body, and the
-names of its kernels. Each is a Pass of the pipeline, found by its name FUSION; without any of these
-files every graph computes the same, only slower. `shared/` has what they share.
+"""Fusions, one file each, `conv/` and `norm/` those around convolutions and normalizations: the
+pattern that it looks for, the fused operator with its body, and the names of its kernels. Each is a
+Pass of the pipeline, found by its name FUSION; without any of these files every graph computes the
+same, only slower. `shared/` has what they share.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..errors import SettingError
 from ..passes.pipeline import Pass
 
 
+def _modules(folder: str, package: str) -> Iterator[str]:
+    for entry in os.scandir(folder):
+        if entry.is_dir():
+            yield from _modules(entry.path, f"{package}.{entry.name}")
+        elif entry.name.endswith(".py") and entry.name != "__init__.py":
+            yield f"{package}.{entry.name[:-3]}"
+
+
 def _found() -> tuple[Pass, ...]:
-    files = sorted(os.listdir(os.path.dirname(__file__)))
-    names = [name[:-3] for name in files if name.endswith(".py") and name != "__init__.py"]
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    names = sorted(_modules(os.path.dirname(__file__), __name__))
+    modules = [importlib.import_module(name) for name in names]
     found = [module.FUSION for module in modules if hasattr(module, "FUSION")]
     return tuple(sorted(found, key=lambda fusion: fusion.position))
 

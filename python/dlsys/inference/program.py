@@ -15,7 +15,7 @@ from ..eager.tensor import Tensor
 from ..errors import GraphError, ShapeError
 from ..executor.on_host import run_on_host
 from ..fusion import FUSIONS, select
-from ..fusion.kept_filters import KEPT_FILTERS
+from ..fusion.conv.kept_filters import KEPT_FILTERS
 from ..nn import Module
 from ..settings import settings
 from .fold import folded

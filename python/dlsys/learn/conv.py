@@ -16,7 +16,7 @@ import numpy as np
 from ..autodiff import Variable
 from ..errors import DeviceError, KernelError
 from ..executor.tune.microbenchmark import DRAWN, LONG_US, Microbenchmark
-from ..fusion import channels_last
+from ..fusion.conv import channels_last
 from ..fusion.shared.body import close
 from ..graph.node import Node
 from ..graph.spec import FLOAT32, Spec

@@ -11,10 +11,9 @@ from . import (
     leaf,
     matmul,
     movement,
-    power,
     reduce,
-    rounding,
 )
+from .math import power, rounding
 from .optim import assign
 from .random import sampling
 

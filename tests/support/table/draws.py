@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from support.table.families.conv import convolved
-from support.table.families.losses import class_loss, largest
+from support.table.families.loss.composed import class_loss, largest
 from support.table.families.pooling import of_gradient, with_indices
 from support.table.families.statistics import distinct
 from support.table.formulas.layout import resized

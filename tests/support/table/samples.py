@@ -16,7 +16,8 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.graph.node import hooks
-from dlsys.ops import elementwise, leaf, movement, power, reduce
+from dlsys.ops import elementwise, leaf, movement, reduce
+from dlsys.ops.math import power
 from dlsys.ops.optim import assign
 from support.table.families.accumulate import ACCUMULATE
 from support.table.families.activation import CHOICES, FUNCTIONS
@@ -34,10 +35,10 @@ from support.table.families.fused.pointwise import POINTWISE
 from support.table.families.fused.quantized import FUSED_QUANTIZED
 from support.table.families.fused.uint8 import FUSED_UINT8
 from support.table.families.generation import GENERATION
-from support.table.families.loss import LOSSES, PRODUCTS, SOFTMAX
-from support.table.families.losses import LOSS_ROWS
+from support.table.families.loss.composed import LOSS_ROWS
+from support.table.families.loss.softmax import LOSSES, SOFTMAX
 from support.table.families.mathematics import MATHEMATICS
-from support.table.families.matmul import PRODUCTS as MORE_PRODUCTS
+from support.table.families.matmul import PRODUCTS
 from support.table.families.movement import INDEX, RESHAPES
 from support.table.families.norm import NORMALIZATION
 from support.table.families.order import ORDER
@@ -357,7 +358,7 @@ UPDATES = (
 
 SAMPLES = (
     *ELEMENTWISE, *FUNCTIONS, *CHOICES, *REDUCTIONS, *STATISTICS, *LAYOUT, *RESHAPES, *INDEX,
-    *JOIN, *IMAGES, *PRODUCTS, *MORE_PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
+    *JOIN, *IMAGES, *PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
     *MATHEMATICS, *ORDER, *BOXES, *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES,
     *ACCUMULATE, *ATTENTION, *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM,
     *GENERATION, *FUSED_LAYER_NORM, *FUSED_UINT8, *QUANTIZED, *FUSED_QUANTIZED, *CHANNELS_LAST,

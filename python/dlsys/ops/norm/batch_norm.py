@@ -24,9 +24,9 @@ from ...graph.node import Node, Op
 from ...graph.spec import Spec
 from ..elementwise import cast_like_op
 from ..leaf import Parameter, oneslike_op, zeroslike_op
+from ..math.power import pow_byconst_op
 from ..movement import ReshapedOp, reshape_like_op, reshape_op
 from ..optim.assign import check_parameter
-from ..power import pow_byconst_op
 from ..reduce import expand_like_op, sum_op
 from .storage import dtype_of_sums, dtype_of_values
 

@@ -17,8 +17,8 @@ from ...graph.node import Node, Op
 from ...graph.spec import Spec
 from ..elementwise import cast_like_op
 from ..leaf import zeroslike_op
+from ..math.power import pow_byconst_op
 from ..movement import ReshapedOp, reshape_like_op, reshape_op
-from ..power import pow_byconst_op
 from ..reduce import mean_op, sum_op
 from .storage import dtype_of_sums, dtype_of_values
 

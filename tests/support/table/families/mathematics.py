@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.ops import comparison, rounding, transcendental
+from dlsys.ops import comparison
+from dlsys.ops.math import rounding, transcendental
 from support.table.families.activation import BAD_PAIR, bools
 from support.table.rows import (
     WIDE,

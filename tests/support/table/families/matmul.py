@@ -1,4 +1,4 @@
-"""The rows of samples.py for batched products, linear, outer and einsum."""
+"""The rows of samples.py for matrix products, batched ones, linear, outer and einsum."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dlsys.ops import einsum, matmul
+from support.table.formulas import matmul_reference, matmul_scale
 from support.table.rows import Case, Sample, case, mixed, refuse
 
 
@@ -124,7 +125,32 @@ def bad_einsum(message: str, text: str, *shapes: tuple) -> Any:
     return refuse(message, *shapes, text=text)
 
 
+EXTENTS = (  # of rows, of what is summed over, and of columns
+    (1, 1, 1), (1, 7, 5), (6, 1, 3), (0, 3, 2), (2, 0, 3), (3, 2, 0), (17, 31, 13), (64, 64, 64),
+    (131, 67, 97), (5, 1031, 3), (257, 300, 129),
+)  # fmt: skip
+
 PRODUCTS = (
+    # Worst 0.5, at K = 1. True float32 stays further below sqrt(K) * eps * |A||B| the larger K is,
+    # and factors of 11 significant bits (tf32) exceed it: 200 x at K = 67, 6 x at K = 1031.
+    Sample(
+        "matmul", matmul.matmul_op, matmul_reference,
+        (
+            case((3, 5), (5, 4)),
+            *(each for extents in EXTENTS for each in flipped((), (), *extents)),
+        ),
+        scale=matmul_scale, ulps=1, integers="same",
+        refusals=(
+            refuse(
+                r"inner dimensions differ: \S+ \(64, 784\) and \S+ \(10, 784\); "
+                r"did you mean trans_B=True\?", (64, 784), (10, 784),
+            ),
+            refuse(r"inner dimensions differ: .*trans_A=False\?", (3, 4), (4, 5), trans_A=True),
+            refuse(r"expected two matrices, got \S+ \(3,\) and \S+ \(3, 4\)", (3,), (3, 4)),
+            refuse(r"expected two matrices", (2, 3, 4), (4, 5)),
+            *mixed("matmul", (3, 3)),
+        ),
+    ),
     Sample(
         "batched_matmul", matmul.batched_matmul_op, batched,
         (

@@ -11,7 +11,7 @@ from ....graph.node import Node
 from ....graph.spec import promote
 from ....ops.comparison import where_op
 from ....ops.elementwise import add, clip_op, exp_op, sigmoid_op, tanh_op
-from ....ops.transcendental import erf_op, expm1_op
+from ....ops.math.transcendental import erf_op, expm1_op
 from ..registry import rule
 from ..trace import Emitter
 

@@ -12,9 +12,9 @@ import numpy as np
 from ....graph.node import Node
 from ....ops.comparison import equal_op, isinf_op, minimum_op, where_op
 from ....ops.elementwise import abs_op, cast_op, clip_op, exp_op, log_op, sign_op, sqrt_op
-from ....ops.power import const_pow_op
-from ....ops.rounding import floor_op
-from ....ops.transcendental import atan_op
+from ....ops.math.power import const_pow_op
+from ....ops.math.rounding import floor_op
+from ....ops.math.transcendental import atan_op
 from ..registry import rule
 from ..trace import Emitter
 from .elementwise import computed_in, operands

@@ -7,9 +7,9 @@ from typing import Any
 
 from ....graph.node import Node
 from ....ops.elementwise import cast_op
+from ....ops.math.power import pow_byconst_op
 from ....ops.movement import reshape_op
 from ....ops.norm.storage import dtype_of_sums
-from ....ops.power import pow_byconst_op
 from ....ops.reduce import mean_op, sum_op
 from ..registry import rule
 from ..trace import Emitter

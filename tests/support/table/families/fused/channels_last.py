@@ -1,7 +1,7 @@
 """The rows of samples.py for operators over images with channels last.
 
-Their nodes are built as `fusion/channels_last.py` builds them: around the nodes that they stand
-for, between transposes. Cases and formulas are those of the operators over (N, C, H, W).
+Their nodes are built as `fusion/conv/channels_last.py` builds them: around the nodes that they
+stand for, between transposes. Cases and formulas are those of the operators over (N, C, H, W).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys.fusion import channels_last as fused
-from dlsys.fusion.conv_statistics import conv2d_channels_last_statistics_op
+from dlsys.fusion.conv import channels_last as fused
+from dlsys.fusion.conv.conv_statistics import conv2d_channels_last_statistics_op
 from dlsys.fusion.shared.body import close
 from dlsys.ops.conv import convolution, pooling
 from dlsys.ops.norm.batch_norm import batch_statistics_op

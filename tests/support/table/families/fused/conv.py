@@ -11,7 +11,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.errors import DlsysError
-from dlsys.fusion import kept_filters
+from dlsys.fusion.conv import kept_filters
 from dlsys.fusion.shared import conv_pool_operators as fused_conv
 from dlsys.fusion.shared.body import close
 from dlsys.fusion.shared.conv_pool_operators import CUT, Geometry

@@ -1,5 +1,5 @@
-"""The rows of samples.py for layer normalization with a residual stream, as `fusion/layer_norm.py`
-builds it.
+"""The rows of samples.py for layer normalization with a residual stream, as
+`fusion/norm/layer_norm.py` builds it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dlsys.fusion import layer_norm as fused
+from dlsys.fusion.norm import layer_norm as fused
 from dlsys.fusion.shared.body import close
 from dlsys.ops import reduce
 from dlsys.ops.norm import layer_norm as norm

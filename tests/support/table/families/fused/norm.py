@@ -1,5 +1,5 @@
-"""The rows of samples.py for batch normalization with its surroundings, as `fusion/batch_norm.py`
-builds it.
+"""The rows of samples.py for batch normalization with its surroundings, as
+`fusion/norm/batch_norm.py` builds it.
 """
 
 from __future__ import annotations

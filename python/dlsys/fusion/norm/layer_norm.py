@@ -15,24 +15,24 @@ from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..arguments.kinds import Bool, Instance
-from ..arguments.signature import Signature
-from ..dtypes import is_narrow
-from ..graph.lines import attributed_to
-from ..graph.node import Node, same_nodes
-from ..graph.spec import FLOAT32, Spec, normalize_axes
-from ..ops.elementwise import add_op, cast_op
-from ..ops.norm.layer_norm import (
+from ...arguments.kinds import Bool, Instance
+from ...arguments.signature import Signature
+from ...dtypes import is_narrow
+from ...graph.lines import attributed_to
+from ...graph.node import Node, same_nodes
+from ...graph.spec import FLOAT32, Spec, normalize_axes
+from ...ops.elementwise import add_op, cast_op
+from ...ops.norm.layer_norm import (
     EPS,
     row_normalize_gradient_op,
     row_normalize_op,
     row_normalize_sums_op,
 )
-from ..ops.reduce import sum_op
-from ..passes.pipeline import Options, Pass
-from ..runtime.target import Target
-from .shared.body import Body, Fused, close, in_shape, shaped
-from .shared.rewrite import Graph, exchange, strip_views, value_of
+from ...ops.reduce import sum_op
+from ...passes.pipeline import Options, Pass
+from ...runtime.target import Target
+from ..shared.body import Body, Fused, close, in_shape, shaped
+from ..shared.rewrite import Graph, exchange, strip_views, value_of
 
 _NORM: dict[str, Any] = {"body": Instance(Body), "centered": Bool(), "eps": EPS}
 

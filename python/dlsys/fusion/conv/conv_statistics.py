@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..dtypes import bfloat16
-from ..graph.lines import attributed_to
-from ..graph.node import Node
-from ..ops.norm.batch_norm import batch_statistics_op
-from ..passes.pipeline import Options, Pass
-from .shared.body import close
-from .shared.image_operators import Convolution, conv2d_channels_last_op
-from .shared.rewrite import Graph, exchange, strip_views, value_of
+from ...dtypes import bfloat16
+from ...graph.lines import attributed_to
+from ...graph.node import Node
+from ...ops.norm.batch_norm import batch_statistics_op
+from ...passes.pipeline import Options, Pass
+from ..shared.body import close
+from ..shared.image_operators import Convolution, conv2d_channels_last_op
+from ..shared.rewrite import Graph, exchange, strip_views, value_of
 
 conv2d_channels_last_statistics_op = Convolution("conv2d_channels_last_statistics", 3)
 

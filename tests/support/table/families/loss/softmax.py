@@ -1,4 +1,4 @@
-"""The rows of samples.py for matrix products, softmax and losses."""
+"""The rows of samples.py for softmax and the losses of classes that are operators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dlsys.ops import matmul
 from dlsys.ops.loss import cross_entropy, likelihood, rows, softmax
 from support.table.formulas import (
     dense_gradient,
@@ -14,8 +13,6 @@ from support.table.formulas import (
     dense_loss,
     dense_scale,
     log_softmax,
-    matmul_reference,
-    matmul_scale,
     pick,
     softmax_scale,
     sparse_gradient,
@@ -33,7 +30,6 @@ from support.table.rows import (
     case,
     classes,
     extreme,
-    mixed,
     one_hot,
     product,
     refuse,
@@ -41,19 +37,6 @@ from support.table.rows import (
     uniform,
     weights,
 )
-
-
-def flipped(rows: int, inner: int, columns: int) -> list[Case]:
-    return [
-        case(
-            (inner, rows) if trans_A else (rows, inner),
-            (columns, inner) if trans_B else (inner, columns),
-            trans_A=trans_A, trans_B=trans_B,
-        )
-        for trans_A in (False, True)
-        for trans_B in (False, True)
-    ]  # fmt: skip
-
 
 LOGITS = ((1, 1), (4, 3), (7, 10), (0, 3), (2, 3, 5), (33, 17), (5, 129))
 ROWS = tuple(case(s) for s in [(1,), (5,), *LOGITS, (3, 0), (0,), WIDE])
@@ -142,31 +125,6 @@ def with_classes(cases: tuple[Case, ...]) -> tuple[Case, ...]:
 def likelihood_gradient(labels: np.ndarray, dy: np.ndarray, classes: int) -> np.ndarray:
     return np.where(np.arange(classes) == labels[..., None], -dy[..., None], 0)
 
-
-# Worst 0.5, at K = 1. True float32 stays further below sqrt(K) * eps * |A||B| the larger K is, and
-# factors of 11 significant bits (tf32) exceed it: 200 x at K = 67, 6 x at K = 1031.
-PRODUCTS = (
-    Sample(
-        "matmul", matmul.matmul_op, matmul_reference,
-        (
-            case((3, 5), (5, 4)),
-            *flipped(1, 1, 1), *flipped(1, 7, 5), *flipped(6, 1, 3), *flipped(0, 3, 2),
-            *flipped(2, 0, 3), *flipped(3, 2, 0), *flipped(17, 31, 13), *flipped(64, 64, 64),
-            *flipped(131, 67, 97), *flipped(5, 1031, 3), *flipped(257, 300, 129),
-        ),
-        scale=matmul_scale, ulps=1, integers="same",
-        refusals=(
-            refuse(
-                r"inner dimensions differ: \S+ \(64, 784\) and \S+ \(10, 784\); "
-                r"did you mean trans_B=True\?", (64, 784), (10, 784),
-            ),
-            refuse(r"inner dimensions differ: .*trans_A=False\?", (3, 4), (4, 5), trans_A=True),
-            refuse(r"expected two matrices, got \S+ \(3,\) and \S+ \(3, 4\)", (3,), (3, 4)),
-            refuse(r"expected two matrices", (2, 3, 4), (4, 5)),
-            *mixed("matmul", (3, 3)),
-        ),
-    ),
-)  # fmt: skip
 
 # A rounded difference x - max(x), an exp of up to 2 ulp, a sum and a quotient. Worst: softmax 1.7,
 # log_softmax 0.8, losses 1.2, their gradients 2.1.

@@ -17,7 +17,7 @@ from dlsys import functional as F
 from dlsys import nn, optim
 from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
 from dlsys.errors import NotApplicableError
-from dlsys.fusion.channels_last import FIRST, LAST
+from dlsys.fusion.conv.channels_last import FIRST, LAST
 from dlsys.graph.node import Node
 from dlsys.graph.spec import FLOAT32
 from dlsys.ndarray import NDArray, array, empty, launch

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph.lines import attributed_to
-from ..graph.node import Node
-from ..ops.elementwise import add_op
-from ..ops.norm.batch_norm import batch_normalize_sums_op
-from ..passes.pipeline import Options, Pass
-from .shared.body import close
-from .shared.norm_operators import (
+from ...graph.lines import attributed_to
+from ...graph.node import Node
+from ...ops.elementwise import add_op
+from ...ops.norm.batch_norm import batch_normalize_sums_op
+from ...passes.pipeline import Options, Pass
+from ..shared.body import close
+from ..shared.norm_operators import (
     keep_by_bits_op,
     keeps_bits,
     relu_bits_sums_ops,
     relu_sums_ops,
     with_bits,
 )
-from .shared.rewrite import Graph, exchange, value_of
+from ..shared.rewrite import Graph, exchange, value_of
 
 
 def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:

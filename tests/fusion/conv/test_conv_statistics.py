@@ -16,15 +16,15 @@ from dlsys import functional as F
 from dlsys import nn
 from dlsys.dtypes import FLOAT16, FLOAT32, ROUNDING, bfloat16, rounded
 from dlsys.errors import NotApplicableError
-from dlsys.fusion.channels_last import LAST
-from dlsys.fusion.gradient_sums import gradient_sums_ops
+from dlsys.fusion.conv.channels_last import LAST
+from dlsys.fusion.norm.gradient_sums import gradient_sums_ops
 from dlsys.fusion.shared.image_operators import filter_gradient_channels_last_op
 from dlsys.graph.node import Node
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops.conv.convolution import convolution_op
 from dlsys.runtime.device import gpu
 from dlsys.runtime.library import load
-from fusion.test_channels_last import DENSE, POINTWISE, directions, drawn, fed
+from fusion.conv.test_channels_last import DENSE, POINTWISE, directions, drawn, fed
 from support import sample
 from support.devices import require
 from support.fusion import require_fusion, without

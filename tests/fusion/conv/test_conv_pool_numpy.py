@@ -8,7 +8,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.ops.conv.tiles import MOST_CHANNELS, Tiles
-from fusion.test_conv_pool import BACKWARD, FORWARD, LAYERS, LEFT, Layer, run
+from fusion.conv.test_conv_pool import BACKWARD, FORWARD, LAYERS, LEFT, Layer, run
 from support.fusion import require_fusion
 
 

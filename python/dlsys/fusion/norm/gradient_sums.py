@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..arguments.kinds import Instance, Int
-from ..arguments.signature import Signature
-from ..dtypes import bfloat16
-from ..graph.lines import attributed_to
-from ..graph.node import Node
-from ..ops.conv.geometry import Windows
-from ..ops.elementwise import add_op
-from ..ops.norm.batch_norm import EPS, batch_normalize_gradient_op, batch_normalize_sums_op
-from ..passes.pipeline import Options, Pass
-from .shared.body import Body, close, in_shape, shaped
-from .shared.image_operators import OverImages, data_gradient_channels_last_op
-from .shared.norm_operators import (
+from ...arguments.kinds import Instance, Int
+from ...arguments.signature import Signature
+from ...dtypes import bfloat16
+from ...graph.lines import attributed_to
+from ...graph.node import Node
+from ...ops.conv.geometry import Windows
+from ...ops.elementwise import add_op
+from ...ops.norm.batch_norm import EPS, batch_normalize_gradient_op, batch_normalize_sums_op
+from ...passes.pipeline import Options, Pass
+from ..shared.body import Body, close, in_shape, shaped
+from ..shared.image_operators import OverImages, data_gradient_channels_last_op
+from ..shared.norm_operators import (
     batch_normalize_map_gradient_op,
     batch_normalize_map_op,
     batch_normalize_map_sums_op,
@@ -31,7 +31,7 @@ from .shared.norm_operators import (
     relu_bits_sums_ops,
     with_bits,
 )
-from .shared.rewrite import Graph, exchange, strip_views, value_of
+from ..shared.rewrite import Graph, exchange, strip_views, value_of
 
 
 class GradientSums(OverImages):

@@ -9,10 +9,10 @@ import math
 
 import numpy as np
 
-from ..arguments.signature import declared
-from ..graph.node import Node
-from .comparison import OfOperands, where_op
-from .elementwise import FloatElementwise, const_div_op, exp_op, rsqrt_op
+from ...arguments.signature import declared
+from ...graph.node import Node
+from ..comparison import OfOperands, where_op
+from ..elementwise import FloatElementwise, const_div_op, exp_op, rsqrt_op
 
 __all__ = [
     "acos_op", "acosh_op", "asin_op", "asinh_op", "atan2_op", "atan_op", "atanh_op", "cosh_op",

@@ -13,22 +13,28 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..graph.lines import attributed_to
-from ..graph.node import Node
-from ..graph.spec import FLOAT32
-from ..ops.matmul import precision_number
-from ..ops.optim.apply import RuleOp, options_of, several
-from ..passes.pipeline import Options, Pass
-from ..runtime.interface import interface
-from .shared.body import close
-from .shared.conv_pool_operators import (
+from ...graph.lines import attributed_to
+from ...graph.node import Node
+from ...graph.spec import FLOAT32
+from ...ops.matmul import precision_number
+from ...ops.optim.apply import RuleOp, options_of, several
+from ...passes.pipeline import Options, Pass
+from ...runtime.interface import interface
+from ..shared.body import close
+from ..shared.conv_pool_operators import (
     ConvPoolFilterGradientOp,
     Geometry,
     conv_pool_filter_bias_gradient_op,
     conv_pool_filter_gradient_op,
 )
-from .shared.rewrite import Graph, exchange
-from .shared.update_operators import UpdateOfBody, changed_by, replaced_update, source_of, states_of
+from ..shared.rewrite import Graph, exchange
+from ..shared.update_operators import (
+    UpdateOfBody,
+    changed_by,
+    replaced_update,
+    source_of,
+    states_of,
+)
 
 _HW = interface.struct("HW")
 

@@ -14,7 +14,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys.runtime.device import cpu
 from dlsys.runtime.library import load
-from fusion.test_conv_pool import BACKWARD, Layer, run
+from fusion.conv.test_conv_pool import BACKWARD, Layer, run
 from support.devices import require
 from support.fusion import require_fusion
 

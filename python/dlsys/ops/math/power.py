@@ -9,10 +9,10 @@ import math
 
 import numpy as np
 
-from ..dtypes import INT64, is_integral
-from ..graph.node import Node
-from ..graph.spec import Spec
-from .comparison import (
+from ...dtypes import INT64, is_integral
+from ...graph.node import Node
+from ...graph.spec import Spec
+from ..comparison import (
     equal_op,
     greater_equal_op,
     greater_op,
@@ -21,7 +21,7 @@ from .comparison import (
     not_equal_op,
     where_op,
 )
-from .elementwise import (
+from ..elementwise import (
     Elementwise,
     FloatElementwise,
     WithConst,
@@ -30,7 +30,7 @@ from .elementwise import (
     joined,
     log_op,
 )
-from .leaf import constant_op, oneslike_op
+from ..leaf import constant_op, oneslike_op
 
 __all__ = ["const_pow_op", "pow_byconst_op", "pow_op"]
 

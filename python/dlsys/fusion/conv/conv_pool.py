@@ -13,33 +13,33 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..graph.lines import attributed_to
-from ..graph.node import Node
-from ..graph.spec import FLOAT32, Spec, normalize_axes
-from ..ops.conv.convolution import (
+from ...graph.lines import attributed_to
+from ...graph.node import Node
+from ...graph.spec import FLOAT32, Spec, normalize_axes
+from ...ops.conv.convolution import (
     convolution_bias_op,
     convolution_op,
     data_gradient_op,
     filter_gradient_op,
 )
-from ..ops.conv.geometry import Windows
-from ..ops.conv.pooling import max_pool_gradient_op, max_pool_op
-from ..ops.conv.tiles import UINT8
-from ..ops.elementwise import relu_gradient_op, relu_op
-from ..ops.movement import reshape_op
-from ..ops.reduce import sum_op
-from ..passes.pipeline import Options, Pass
-from ..runtime.interface import interface
-from ..runtime.target import Target
-from .shared.body import close, shaped
-from .shared.conv_pool_operators import (
+from ...ops.conv.geometry import Windows
+from ...ops.conv.pooling import max_pool_gradient_op, max_pool_op
+from ...ops.conv.tiles import UINT8
+from ...ops.elementwise import relu_gradient_op, relu_op
+from ...ops.movement import reshape_op
+from ...ops.reduce import sum_op
+from ...passes.pipeline import Options, Pass
+from ...runtime.interface import interface
+from ...runtime.target import Target
+from ..shared.body import close, shaped
+from ..shared.conv_pool_operators import (
     Geometry,
     conv_pool_data_gradient_op,
     conv_pool_filter_bias_gradient_op,
     conv_pool_filter_gradient_op,
     conv_pool_op,
 )
-from .shared.rewrite import Graph, Pattern, exchange, value_of
+from ..shared.rewrite import Graph, Pattern, exchange, value_of
 
 _HW = interface.struct("HW")
 

@@ -18,19 +18,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..graph.lines import attributed_to
-from ..graph.node import Node, Op
-from ..ops.elementwise import add_op
-from ..ops.norm.batch_norm import (
+from ...graph.lines import attributed_to
+from ...graph.node import Node, Op
+from ...ops.elementwise import add_op
+from ...ops.norm.batch_norm import (
     batch_normalize_gradient_op,
     batch_normalize_op,
     batch_normalize_sums_op,
     batch_statistics_op,
 )
-from ..passes.pipeline import Options, Pass
-from ..runtime.target import Target
-from .shared.body import ACTIVATIONS, GRADIENTS, close
-from .shared.norm_operators import (
+from ...passes.pipeline import Options, Pass
+from ...runtime.target import Target
+from ..shared.body import ACTIVATIONS, GRADIENTS, close
+from ..shared.norm_operators import (
     batch_normalize_map_gradient_op,
     batch_normalize_map_op,
     batch_normalize_map_sums_op,
@@ -38,7 +38,7 @@ from .shared.norm_operators import (
     batch_statistics_single_pass_op,
     relu_sums_ops,
 )
-from .shared.rewrite import Graph, Pattern, exchange, value_of
+from ..shared.rewrite import Graph, Pattern, exchange, value_of
 
 _OF_OUTPUT = ("softplus_gradient",)  # relu's is of input and output alike
 

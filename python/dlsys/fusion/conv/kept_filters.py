@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arguments.kinds import Bool, Instance
-from ..arguments.signature import Signature
-from ..graph.lines import attributed_to
-from ..graph.node import Node
-from ..graph.spec import FLOAT32, Spec
-from ..ops.conv.convolution import convolution_bias_op, convolution_op
-from ..ops.elementwise import add_op, relu_op
-from ..ops.leaf import constant_op
-from ..passes.pipeline import Options, Pass
-from ..runtime.target import Target
-from .shared.body import Body, Fused, close
-from .shared.rewrite import Graph, exchange
+from ...arguments.kinds import Bool, Instance
+from ...arguments.signature import Signature
+from ...graph.lines import attributed_to
+from ...graph.node import Node
+from ...graph.spec import FLOAT32, Spec
+from ...ops.conv.convolution import convolution_bias_op, convolution_op
+from ...ops.elementwise import add_op, relu_op
+from ...ops.leaf import constant_op
+from ...passes.pipeline import Options, Pass
+from ...runtime.target import Target
+from ..shared.body import Body, Fused, close
+from ..shared.rewrite import Graph, exchange
 
 _CONVOLUTIONS = (convolution_op, convolution_bias_op)
 _FLOAT_NBYTES = 4

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..graph.node import Node
-from .comparison import OfOperands
-from .elementwise import Elementwise, cast_op
+from ...graph.node import Node
+from ..comparison import OfOperands
+from ..elementwise import Elementwise, cast_op
 
 __all__ = [
     "ceil_op", "floor_divide_op", "floor_op", "fmod_op", "remainder_op", "round_op", "trunc_op",

@@ -15,34 +15,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..dtypes import bfloat16, is_narrow
-from ..graph.lines import attributed_to
-from ..graph.node import Node, Op
-from ..graph.spec import Spec
-from ..ops.axes import normalize_axes
-from ..ops.conv.convolution import (
+from ...dtypes import bfloat16, is_narrow
+from ...graph.lines import attributed_to
+from ...graph.node import Node, Op
+from ...graph.spec import Spec
+from ...ops.axes import normalize_axes
+from ...ops.conv.convolution import (
     convolution_bias_op,
     convolution_op,
     data_gradient_op,
     filter_gradient_op,
     shared,
 )
-from ..ops.conv.pooling import max_pool_gradient_op, max_pool_op
-from ..ops.elementwise import add_op
-from ..ops.movement import broadcast_to_op, reshape_op, transpose_op
-from ..ops.norm.batch_norm import (
+from ...ops.conv.pooling import max_pool_gradient_op, max_pool_op
+from ...ops.elementwise import add_op
+from ...ops.movement import broadcast_to_op, reshape_op, transpose_op
+from ...ops.norm.batch_norm import (
     batch_normalize_gradient_op,
     batch_normalize_op,
     batch_normalize_sums_op,
     batch_statistics_op,
 )
-from ..ops.reduce import mean_op, sum_op
-from ..passes.pipeline import Options, Pass
-from ..passes.precision import of_products
-from ..rungs import HEURISTIC
-from ..runtime.target import Target
-from .shared.body import close
-from .shared.image_operators import (
+from ...ops.reduce import mean_op, sum_op
+from ...passes.pipeline import Options, Pass
+from ...passes.precision import of_products
+from ...rungs import HEURISTIC
+from ...runtime.target import Target
+from ..shared.body import close
+from ..shared.image_operators import (
     MOST_PLACES,
     Convolution,
     OverImages,
@@ -52,7 +52,7 @@ from .shared.image_operators import (
     max_pool_channels_last_op,
     max_pool_gradient_channels_last_op,
 )
-from .shared.rewrite import Graph, exchange, value_of
+from ..shared.rewrite import Graph, exchange, value_of
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of (N, H, W, C) in (N, C, H, W), and back
 

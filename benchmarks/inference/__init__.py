@@ -1,0 +1,1 @@
+"""Timings of inference: predictions, tokens, and the service, beside other runtimes."""

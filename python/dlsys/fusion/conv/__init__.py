@@ -1,0 +1,1 @@
+"""Fusions around convolutions: what runs before and behind them, their layout, their updates."""

@@ -1,0 +1,1 @@
+"""Fusions around normalizations, with additions, activations, casts and sums."""

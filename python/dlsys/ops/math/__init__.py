@@ -1,0 +1,1 @@
+"""Functions of mathematics beyond arithmetic, elementwise."""
