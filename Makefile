@@ -48,6 +48,7 @@ TOOLCHAIN = $(call quoted,$(or $(if $(VENV),$(wildcard $(VENV)/bin/python)),$(PY
 NVCC = $(eval NVCC := $$(shell $$(TOOLCHAIN) nvcc))$(NVCC)
 CUDA_INCLUDE = $(eval CUDA_INCLUDE := $$(shell $$(TOOLCHAIN) include))$(CUDA_INCLUDE)
 CUDA_LIBS = $(eval CUDA_LIBS := $$(shell $$(TOOLCHAIN) libs))$(CUDA_LIBS)
+NCCL_INCLUDE = $(eval NCCL_INCLUDE := $$(shell $$(TOOLCHAIN) nccl))$(NCCL_INCLUDE)
 GPU_ARCHS = $(eval GPU_ARCHS := $$(shell \
   nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
   grep -E '^[0-9]+\.[0-9]+$$$$' | tr -d . | sed 's/^90$$$$/90a/' | sort -u))$(GPU_ARCHS)
@@ -396,7 +397,12 @@ endif
 $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@mkdir -p $(@D)
 	@echo "compiling $< for $(ARCH_TEXT)"
-	$(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NCCL_FLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
+
+# Kernels that sum over ranks (src/cuda/collective/rank_sums.cuh) need NCCL's headers.
+OVER_RANKS := $(addprefix $(BUILD)/obj/cuda/,collective/rank_sums.cu.o gemm/weight_update.cu.o)
+$(OVER_RANKS): $(BUILD)/obj/nccl.flags
+$(OVER_RANKS): private NCCL_FLAGS = $(if $(NCCL_INCLUDE),-isystem $(call quoted,$(NCCL_INCLUDE)))
 
 # Whether nvcc can compile the CUDA files, in a fraction of the time: to its intermediate language,
 # which is what link-time optimization keeps. Nothing is assembled or linked: a symbol that is missing
@@ -431,6 +437,7 @@ $(NVCC_HERE): FORCE
 # Rewritten only when a command line changes, which then rebuilds what was made with the old one.
 $(BUILD)/obj/cxx.flags: export FLAGS = $(CXX) $(BASE_CXXFLAGS) $(value CXX_LEVEL) $(CXXFLAGS) $(PRECOMPILED)
 $(BUILD)/obj/cuda.flags: export FLAGS = $(NVCC) $(BASE_NVCCFLAGS) $(NVCCFLAGS)
+$(BUILD)/obj/nccl.flags: export FLAGS = $(NCCL_INCLUDE)
 $(BUILD)/obj/emulated.flags: export FLAGS = $(CXX) $(EMULATED_CXXFLAGS) $(value EMULATED_LEVEL) $(CXXFLAGS) $(PRECOMPILED)
 $(BUILD)/obj/link.flags $(BUILD)/obj/emulated-link.flags: export FLAGS = $(LINK) $(LDFLAGS) $(OBJECTS)
 $(BUILD)/obj/%.flags: FORCE

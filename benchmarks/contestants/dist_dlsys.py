@@ -128,7 +128,9 @@ def queue_of(executor: ad.Executor, feeds: dict[ad.Node, Any]) -> Callable[[int]
 
 def trace(world: dist.Group, work: str) -> None:
     """How much of the communication's time lies beside other kernels, and what calls of CUDA's
-    runtime the host makes in steady state, both of rank 0. The step is captured under the profiler.
+    runtime and driver all threads of the host make from the first to the last launch in steady
+    state, both of rank 0. The step is captured under the profiler. Sums that an update makes within
+    its kernel have no time of their own.
     """
     ctx = gpu(world.local_rank)
     with cupti.Trace() as traced:
@@ -145,9 +147,12 @@ def trace(world: dist.Group, work: str) -> None:
     others = [each for each in last if not each.name.startswith(("nccl", *overlap.NOT_KERNELS))]
     talking, computing = overlap.merged(talk), overlap.merged(others)
     steady = overlap.after_pause(traced.calls)
+    launches = [k for k, each in enumerate(steady) if each.name == "cudaGraphLaunch"]
+    steady = steady[launches[0] : launches[-1] + 1]
     beside = overlap.length(overlap.common(talking, computing))
     tell(
         world, work=f"trace-{work}", steps=TRACED, kernels=len(others), collectives=len(talk),
+        copies=sum(each.name.startswith("Mem") for each in last),
         communication_us=round(overlap.length(talking) / TRACED, 1),
         kernels_us=round(overlap.length(computing) / TRACED, 1),
         beside_us=round(beside / TRACED, 1),

@@ -1,4 +1,5 @@
-"""What a GPU did, and when: its kernels and copies, and the host's calls of CUDA, by CUPTI.
+"""What a GPU did, and when: its kernels and copies, and the host's calls of CUDA, those of the
+runtime and those of the driver that they end in or that libraries make, by CUPTI.
 
     with cupti.Trace() as trace:
         ...  # make executors here: a graph that was captured before may be one activity
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _SONAMES = ("libcupti.so.13", "libcupti.so.12", "libcupti.so")
-_MEMCPY, _MEMSET, _RUNTIME, _KERNEL = 1, 2, 5, 10  # CUpti_ActivityKind, kernels side by side
-_RUNTIME_DOMAIN = 2  # CUPTI_CB_DOMAIN_RUNTIME_API
+# CUpti_ActivityKind, kernels side by side
+_MEMCPY, _MEMSET, _DRIVER, _RUNTIME, _KERNEL = _KINDS = 1, 2, 4, 5, 10
+_DOMAINS = {_DRIVER: 1, _RUNTIME: 2}  # CUpti_CallbackDomain
 _START, _END, _NAME = 16, 24, 104  # bytes in a record of a kernel; copies share the first two
 _CALL, _CALL_START, _CALL_END = 4, 8, 16  # in that of a call
 _WAY = 4  # in that of a copy
@@ -61,12 +63,12 @@ class Trace:
     def __enter__(self) -> Trace:
         _alive.append(self)
         self._check("cuptiActivityRegisterCallbacks", *self._callbacks)
-        for kind in (_MEMCPY, _MEMSET, _RUNTIME, _KERNEL):
+        for kind in _KINDS:
             self._check("cuptiActivityEnable", kind)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for kind in (_MEMCPY, _MEMSET, _RUNTIME, _KERNEL):
+        for kind in _KINDS:
             self._check("cuptiActivityDisable", kind)
         self._check("cuptiActivityFlushAll", 1)
         for found in (self.activities, self.calls):
@@ -87,10 +89,10 @@ class Trace:
 
     def _completed(self, context: Any, stream: int, buffer: int, nbytes: int, valid: int) -> None:
         for kind, at in self._records(buffer, valid):
-            if kind == _RUNTIME:
+            if kind in _DOMAINS:
                 call = ctypes.c_uint32.from_address(at + _CALL).value
                 span = _us(at + _CALL_START), _us(at + _CALL_END)
-                self.calls.append(Activity(self._call_name(call), *span))
+                self.calls.append(Activity(self._call_name(_DOMAINS[kind], call), *span))
             elif kind == _KERNEL:
                 name = ctypes.c_char_p.from_address(at + _NAME).value or b""
                 self.activities.append(Activity(_demangled(name), _us(at + _START), _us(at + _END)))
@@ -109,9 +111,9 @@ class Trace:
             assert record.value is not None
             yield ctypes.c_uint32.from_address(record.value).value, record.value
 
-    def _call_name(self, call: int) -> str:
+    def _call_name(self, domain: int, call: int) -> str:
         name = ctypes.c_char_p()
-        self._cupti.cuptiGetCallbackName(_RUNTIME_DOMAIN, call, ctypes.byref(name))
+        self._cupti.cuptiGetCallbackName(domain, call, ctypes.byref(name))
         return re.sub(r"_v\d+$", "", (name.value or b"").decode())
 
 

@@ -1,12 +1,14 @@
 """Several GPUs of one host: the bandwidth of sums over ranks, and steps of 1 GPU beside those of n.
 
-    python benchmarks dist [--gpus 2 4] [--works mlp,lenet-1000,resnet50,gpt2] [--peers 0]
+    python benchmarks dist [--gpus 2 4] [--works mlp,lenet-1000,gpt2] [--peers 0] [--prepare]
 
 Each side is started as one rank a GPU (dist_dlsys.py by `python -m dlsys.dist launch`,
 dist_torch.py by torchrun, its DistributedDataParallel), with the same batch a GPU for any number of
-them, on data of the device. Leaves results/dist.json: the bus bandwidth of all_reduce, milliseconds
-a step and its efficiency, time at 1 GPU over that at n, and how much of the communication lies
-beside other kernels in a trace.
+them, on data of the device. PyTorch's steps are compiled, and these captured as CUDA graphs, of
+which the quicker counts. Most of the call is compilation, which `--prepare` makes ahead, all starts
+at once: PyTorch keeps it in the folder for temporary files. Leaves results/dist.json: the bus
+bandwidth of all_reduce, milliseconds a step and its efficiency, time at 1 GPU over that at n, and
+how much of the communication lies beside other kernels in a trace.
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from shared import measure
 
-WORKS = ("allreduce", "mlp", "lenet-1000", "resnet50", "gpt2", "trace-lenet-1000", "trace-gpt2")
+TRACED = ("trace-mlp", "trace-lenet-1000", "trace-gpt2")
+WORKS = ("allreduce", "mlp", "lenet-1000", "resnet50", "gpt2", *TRACED)
 
 
-def lines_of(side: str, gpus: int, works: str, rounds: int) -> list[dict[str, Any]]:
-    """What rank 0 of a side prints, a JSON object a line."""
+def started(side: str, gpus: int, works: str, rounds: int) -> subprocess.Popen[str]:
+    """The ranks of a side."""
     starts = {
         "dist_dlsys": ["dlsys.dist", "launch", "-n", str(gpus)],
         "dist_torch": ["torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)],
@@ -32,14 +36,21 @@ def lines_of(side: str, gpus: int, works: str, rounds: int) -> list[dict[str, An
     asked = [work for work in works.split(",") if ours or not work.startswith("trace-")]
     program = measure.program(side, ",".join(asked), str(rounds))
     path = [str(measure.ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    found = subprocess.run(
+    return subprocess.Popen(
         [program[0], "-m", *starts[side], *program[1:]], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
     )  # fmt: skip
-    lines = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
-    if found.returncode:
-        lines.append({"side": side, "gpus": gpus, "error": f"ended with status {found.returncode}"})
-    return lines
+
+
+def lines_of(side: str, gpus: int, works: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """What rank 0 of a side prints, a JSON object a line, as they come."""
+    ranks = started(side, gpus, works, rounds)
+    assert ranks.stdout is not None
+    for line in ranks.stdout:
+        if line.startswith("{"):
+            yield json.loads(line)
+    if ranks.wait():
+        yield {"side": side, "gpus": gpus, "error": f"ended with status {ranks.returncode}"}
 
 
 def main() -> int:
@@ -48,12 +59,19 @@ def main() -> int:
     parser.add_argument("--works", default=",".join(WORKS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", type=int, default=1, help="0: only ours")
+    parser.add_argument("--prepare", action="store_true", help="compile PyTorch's models, no more")
     options = parser.parse_args()
+    worlds = 1, *options.gpus
+    if options.prepare:
+        for ranks in [started("dist_torch", gpus, options.works, 0) for gpus in worlds]:
+            ranks.communicate()
+        return 0
     steps: list[dict[str, Any]] = []
     for side in ("dist_dlsys", *(["dist_torch"] if options.peers else [])):
-        for gpus in (1, *options.gpus):
+        for gpus in worlds:
             for line in lines_of(side, gpus, options.works, options.rounds):
                 steps.append(line)
                 print(json.dumps(line), flush=True)
-    print(measure.save("dist", options, {"steps": steps}), file=sys.stderr)
+                path = measure.save("dist", options, {"steps": steps})  # as far as it came
+    print(path, file=sys.stderr)
     return int(any("error" in line for line in steps))

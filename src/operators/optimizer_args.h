@@ -17,6 +17,7 @@ struct WeightUpdateOptions {
   int32_t precision;
   // By GEMM: the OperandCode of the operand whose sums are a gradient too, and of the uint8 one.
   int32_t sums[kMaxGemms], u8[kMaxGemms];
+  int64_t ranks;  // the communicator over whose ranks gradients are summed, or 0
 };
 
 // The array of an optional argument, else null.

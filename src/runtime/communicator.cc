@@ -45,3 +45,7 @@ DLSYS_API int DLCommunicatorCreate(DLContext ctx, const void* id, int32_t rank, 
 DLSYS_API int DLCommunicatorCheck(DLContext ctx, int64_t handle) {
   return Guard([&] { Of(ctx).check(handle); });
 }
+
+DLSYS_API int DLCommunicatorSumsInKernels(DLContext ctx, int64_t handle, int32_t* found) {
+  return Guard([&] { *(int32_t*)NotNull(found) = Of(ctx).sums_in_kernels(handle); });
+}

@@ -4,8 +4,9 @@
 // One process makes an id of kCommunicatorIdNbytes bytes and gives it to the others; then each, as
 // one rank of `size`, makes its communicator of it, which returns when all have. Kernels take the
 // handle as a number. DL_UNAVAILABLE where the device, or the library that it needs, has none. The
-// check fails with what has gone wrong among the ranks since. A communicator lives as long as the
-// process.
+// check fails with what has gone wrong among the ranks since. `sums_in_kernels` finds 0, or a
+// number that decides the shapes of launches: where all ranks find the same one, other kernels than
+// those of collectives may sum over them. A communicator lives as long as the process.
 #pragma once
 #include "include/dlsys.h"
 
@@ -18,6 +19,7 @@ struct Communicators {
   void (*id)(void* id);
   int64_t (*create)(int device, const void* id, int rank, int size);
   void (*check)(int64_t handle);
+  int (*sums_in_kernels)(int64_t handle);
 };
 
 void RegisterCommunicators(const Communicators& communicators) noexcept;
@@ -33,3 +35,4 @@ DLSYS_API int DLCommunicatorId(DLContext ctx, void* id);
 DLSYS_API int DLCommunicatorCreate(DLContext ctx, const void* id, int32_t rank, int32_t size,
                                    int64_t* handle);
 DLSYS_API int DLCommunicatorCheck(DLContext ctx, int64_t handle);
+DLSYS_API int DLCommunicatorSumsInKernels(DLContext ctx, int64_t handle, int32_t* found);

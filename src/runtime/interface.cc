@@ -164,7 +164,7 @@ void AddStructs(Text* text) {
   DLSYS_STRUCT(DLGraphInfo, nodes, kernels, copies, fills);
   DLSYS_STRUCT(DLGraphStreams, stream, waits, nwaits, ready_inputs);
   DLSYS_STRUCT(rule::UpdateOptions, every, clip, l2, decay, constants);
-  DLSYS_STRUCT(WeightUpdateOptions, update, precision, sums, u8);
+  DLSYS_STRUCT(WeightUpdateOptions, update, precision, sums, u8, ranks);
   DLSYS_STRUCT(pointwise::Instruction, opcode, destination, operands, unused);
   DLSYS_STRUCT(pointwise::Bytecode, code, immediates);
   DLSYS_STRUCT(HeadLayer, transposed, has_bias, activation, dact);
@@ -189,6 +189,7 @@ void AddFunctions(Text* text) {
   DLSYS_FUNCTION(DLCommunicatorId)
   DLSYS_FUNCTION(DLCommunicatorCreate)
   DLSYS_FUNCTION(DLCommunicatorCheck)
+  DLSYS_FUNCTION(DLCommunicatorSumsInKernels)
   DLSYS_FUNCTION(DLMemoryAlloc)
   DLSYS_FUNCTION(DLMemoryFree)
   DLSYS_FUNCTION(DLMemoryTrim)

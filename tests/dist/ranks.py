@@ -11,6 +11,8 @@ import sys
 import tempfile
 import time
 import traceback
+import unittest
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,7 @@ def case_host_arrays() -> None:
     assert world.all_reduce(np.float32(rank), "max").shape == ()
     assert world.broadcast(np.array([rank]), 1)[0] == 1
     assert world.local_rank == rank
+    assert world.agreed(7) == 7 and world.agreed(rank) == 0
     if ON_GPUS:
         return
     half = world.split(rank % 2)
@@ -186,7 +189,8 @@ def case_repeats() -> None:
         assert (losses == again).all() and all((a == b).all() for a, b in zip(values, same))
         nbytes = 4 * (16 * 32 + 32 + 32 * 4 + 4)
         assert f"exchanged with other ranks a run, in bytes: {nbytes:,}" in report, report
-        assert f"all_reduce: 4 arrays, {nbytes:,} bytes, " in report, report
+        name = "matmul_adam_update" if world.sums_in_kernels and ON_GPUS else "all_reduce"
+        assert f"{name}: 4 arrays, {nbytes:,} bytes, " in report, report
 
 
 def case_accumulation_reduces_once_a_round() -> None:
@@ -265,6 +269,43 @@ def case_report() -> None:
     assert any(bucket.beside for bucket in plan.exchanged), plan.exchanged
     assert first.ms and first.bus_gigabytes_per_second, first
     assert "GB/s on the bus" in str(executor.report())
+
+
+def case_sums_in_kernels() -> None:
+    """On GPUs the kernel that makes the gradients of a small network sums them over ranks, to what a
+    collective sums; the same bits on all ranks, and in repeats with other shapes in between.
+    """
+    if ON_GPUS and not world.sums_in_kernels:
+        raise unittest.SkipTest("built without NCCL's headers, or the GPUs share no memory")
+
+    def trained(widths: tuple[int, ...], batch: int, inside: bool, adam: bool) -> list[Arrays]:
+        pairs = list(zip(widths, widths[1:]))
+        layers = [part for a, b in pairs for part in (nn.Linear(a, b, rng=0), nn.ReLU())]
+        model = nn.Sequential(*layers[:-1])
+        x = ad.Variable("x", (None, widths[0]), np.float32)
+        y = model(x)
+        optimizer = optim.Adam(1e-3) if adam else optim.SGD(0.1, momentum=0.9)
+        update = optimizer.minimize(F.mean(y * y), model.parameters())
+        with mock.patch.object(world, "sums_in_kernels", inside and world.sums_in_kernels):
+            executor = ad.Executor([update], DEVICES[-1], group=world)
+            rng = np.random.default_rng(rank)
+            for rows in (batch, batch, batch + 9, batch, batch + 9, batch + 9):
+                executor.run({x: rng.normal(size=(rows, widths[0])).astype("f")})
+            for plan in executor.report().plans:
+                names = [found.name for found in plan.exchanged]
+                wanted = "matmul_" if inside and ON_GPUS else "all_reduce"
+                assert len(names) == 1 and names[0].startswith(wanted), names
+        values = np.concatenate([p.asnumpy().ravel() for p in model.parameters()])
+        assert len(set(world.all_gather(np.array([zlib.crc32(values)])).ravel())) == 1
+        return values
+
+    for widths, batch, adam in [
+        ((70, 90, 10), 33, False), ((784, 256, 100, 10), 200, False), ((5, 300, 3), 64, True),
+    ]:  # fmt: skip
+        inside, apart = (trained(widths, batch, where, adam) for where in (True, False))
+        # Adam takes steps of the rate at the sign of a gradient that only rounding keeps from zero.
+        np.testing.assert_allclose(inside, apart, atol=2 * 6 * 1e-3 if adam else 2e-6)
+        np.testing.assert_array_equal(inside, trained(widths, batch, True, adam))
 
 
 def case_random_numbers() -> None:
@@ -575,6 +616,8 @@ def run_cases(names: list[str]) -> None:
         fault = ""
         try:
             globals()[f"case_{name}"]()
+        except unittest.SkipTest as skip:
+            fault = f"skipped: {skip}"
         except Exception:
             fault = f"rank {rank}: {traceback.format_exc()}"
             if ON_GPUS:  # other ranks may wait in a kernel

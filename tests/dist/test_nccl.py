@@ -119,6 +119,46 @@ class StandIn(unittest.TestCase):
         np.testing.assert_allclose(together, trained(None)[0], rtol=1e-6)
         self.assertIn("captured", str(executor.report()))
 
+    def test_sums_in_the_kernel_that_makes_gradients(self) -> None:
+        """One launch makes a few small gradients, sums them over ranks and updates by them."""
+        rng = np.random.default_rng(0)
+        x = ad.Variable("x", (70, 90))
+        w, c = (rng.normal(0, 0.1, s).astype("f") for s in ((90, 75), (75, 10)))
+        feed = {x: rng.normal(size=(70, 90)).astype("f")}
+
+        def trained(in_kernels: bool, adam: bool = False, fetched: bool = False) -> tuple[Any, Any]:
+            initial = {"w1": w, "b": w[0], "w2": c}
+            w1, b, w2 = (ad.Parameter(value.copy(), name) for name, value in initial.items())
+            y = F.relu(x @ w1 + b) @ w2
+            loss = F.mean(y * y)
+            optimizer = optim.Adam(1e-3) if adam else optim.SGD(0.1)
+            update = optimizer.minimize(loss, [w1, b, w2])
+            self.group.sums_in_kernels = in_kernels
+            fetches = [loss, update, *(ad.gradients(loss, [w1]) if fetched else ())]
+            executor = ad.Executor(fetches, gpu(0), group=self.group)
+            losses = [float(executor.run(feed, True)[0]) for _ in range(4)]
+            return [*losses, *(p.asnumpy() for p in (w1, b, w2))], executor
+
+        self.assertGreater(nccl.sums_in_kernels(gpu(0), self.group.handle), 0)
+        self.addCleanup(setattr, self.group, "sums_in_kernels", False)
+        for adam in (False, True):
+            wanted, _ = trained(False, adam)
+            self.assertEqual(len(self.notes()), 2)
+            got, executor = trained(True, adam)
+            self.assertEqual(self.notes(), [], "no collective")
+            for a, b in zip(got, wanted):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+            (plan,) = executor.report().plans
+            self.assertEqual(len(plan.exchanged), 1)
+            self.assertEqual(plan.exchanged[0].nbytes, 4 * (90 * 75 + 75 + 75 * 10))
+        # Where somebody else reads a gradient, or the gradients are many bytes, a collective does it.
+        trained(True, fetched=True)
+        self.assertEqual(len(self.notes()), 2 * 3)
+        few = mock.patch("dlsys.fusion.weight_update.MOST_SENT", -1)
+        with few:
+            trained(True)
+        self.assertEqual(len(self.notes()), 2)
+
     def test_means_where_others_read_them_too(self) -> None:
         """The norm that clips reads the mean; an update alone divides the sum itself."""
         x, w = ad.Variable("x", (8, 6)), ad.Parameter(np.full((6, 5), 0.1, "f"), "w")

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from shared import cupti
 from shared.cupti import Activity
 
-KERNEL, COPY, CALL, MARKER = 10, 1, 5, 12  # CUpti_ActivityKind
+KERNEL, COPY, CALL, DRIVER, MARKER = 10, 1, 5, 4, 12  # CUpti_ActivityKind
 HOST_TO_DEVICE = 1
 
 
@@ -34,7 +34,8 @@ class Library:
         return 0
 
     def cuptiGetCallbackName(self, domain: int, call: int, name: Any) -> None:
-        ctypes.cast(name, ctypes.POINTER(ctypes.c_char_p))[0] = b"cudaCall%d_v3020" % call
+        of = {1: b"cu", 2: b"cuda"}[domain]  # CUPTI_CB_DOMAIN_DRIVER_API and _RUNTIME_API
+        ctypes.cast(name, ctypes.POINTER(ctypes.c_char_p))[0] = of + b"Call%d_v3020" % call
 
 
 class Records(unittest.TestCase):
@@ -44,15 +45,18 @@ class Records(unittest.TestCase):
         kernel += struct.pack("=Q", ctypes.addressof(name))
         copy = struct.pack("=IB11xQQ", COPY, HOST_TO_DEVICE, 1000, 2500)
         call = struct.pack("=IIQQ", CALL, 7, 100, 900)
+        driver = struct.pack("=IIQQ", DRIVER, 8, 200, 800)
         marker = struct.pack("=I", MARKER)
-        found = b"".join(each.ljust(Library.size, b"\0") for each in (kernel, copy, call, marker))
+        records = kernel, copy, call, driver, marker
+        found = b"".join(each.ljust(Library.size, b"\0") for each in records)
         buffer = ctypes.create_string_buffer(found, len(found))
         with mock.patch.object(cupti, "_library", Library):
             trace = cupti.Trace()
         trace._completed(None, 0, ctypes.addressof(buffer), len(found), len(found))
         wanted = [Activity("sum(float*)", 5.0, 7.0), Activity("Memcpy HtoD", 1.0, 2.5)]
         self.assertEqual(trace.activities, wanted)
-        self.assertEqual(trace.calls, [Activity("cudaCall7", 0.1, 0.9)])
+        calls = [Activity("cudaCall7", 0.1, 0.9), Activity("cuCall8", 0.2, 0.8)]
+        self.assertEqual(trace.calls, calls)
 
     def test_a_refusal_is_told(self) -> None:
         def text(status: int, told: Any) -> None:

@@ -88,7 +88,7 @@ class Toolchain(unittest.TestCase):
         return subprocess.run(command, env=merged, capture_output=True, text=True, timeout=60)
 
     def test_answers_are_existing_paths_or_nothing(self):
-        for what in ("nvcc", "include", "libs"):
+        for what in ("nvcc", "include", "libs", "nccl"):
             ran = self.run_script(what)
             self.assertEqual(ran.returncode, 0, ran.stderr)
             answer = ran.stdout.strip()

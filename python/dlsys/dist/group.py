@@ -32,6 +32,7 @@ class Group(ABC):
     local_rank = 0
     one_host = True  # that all ranks are on
     handle = 0  # of its communicator in the native library, 0 before `connect`
+    sums_in_kernels = False  # other kernels than collectives' may sum over these ranks, on all
     compares_every_run = True  # executors do, not only before the first run of each shape
 
     def __repr__(self) -> str:
@@ -107,6 +108,11 @@ class Group(ABC):
         y = np.array(x, order="C")
         self.broadcast_into(y, root)
         return y
+
+    def agreed(self, number: int) -> int:
+        """The number that all ranks give, 0 where they differ."""
+        most, least = self.all_reduce(np.array([number, -number], np.int64), "max")
+        return number if most == -least else 0
 
     def agree(self, digest: int, told: Mapping[str, Any]) -> None:
         """Returns where all ranks give the same digest, a number below 2^62.

@@ -96,6 +96,7 @@ class MpiGroup(Group):
             raise DeviceError(fault)
         self._gpu = ctx
         self.handle = nccl.communicator(ctx, self.broadcast(common), self.rank, self.size)
+        self.sums_in_kernels = self.agreed(nccl.sums_in_kernels(ctx, self.handle)) != 0
 
     def check(self) -> None:
         if self.handle:

@@ -45,6 +45,16 @@ def communicator(ctx: Context, common: Array, rank: int, size: int) -> int:
     return handle.value
 
 
+def sums_in_kernels(ctx: Context, handle: int) -> int:
+    """Not 0, and the same on all ranks, where other kernels than those of collectives can sum over a
+    communicator's ranks.
+    """
+    found = ctypes.c_int32()
+    call = load().cdll.DLCommunicatorSumsInKernels
+    load().check(call(ctx.struct, handle, ctypes.byref(found)))
+    return found.value
+
+
 def check(ctx: Context, handle: int) -> None:
     """KernelError where NCCL has found a rank or a network to be broken."""
     load().check(load().cdll.DLCommunicatorCheck(ctx.struct, handle))
@@ -63,6 +73,7 @@ class NcclGroup(Group):
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         os.environ.setdefault("NCCL_COMM_ID", f"{address}:{port + 1}")  # torchrun has the first
         self.handle = communicator(self._ctx, new_id(self._ctx), rank, size)
+        self.sums_in_kernels = self.agreed(sums_in_kernels(self._ctx, self.handle)) != 0
 
     def connect(self, ctx: Any) -> None:
         pass  # it has been from the start

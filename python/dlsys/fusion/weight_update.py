@@ -5,6 +5,9 @@ Pattern: an update, and the products Aᵀ B, perhaps with the sums of an operand
 are gradients of that update and nothing else. A GPU makes all gradients of a few dense layers in
 one launch and updates the parameters where their gradients are made: nothing is written and read
 again, and small products run beside large ones.
+
+Where all gradients of an update are sums over the ranks of one host, and few bytes, the same launch
+makes these too: a tile goes to the other ranks from where it is made, and no collective follows.
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ MOST_PRODUCTS = interface.limits["weight_update_gemms"]  # that a launch has roo
 # of the time, and a library's tiles, or those that tuning finds for one product, save more.
 MOST_OPERATIONS = 1_500_000_000
 
+# Bytes that a rank has for the others in such a launch, where each takes twice its room: a sum of
+# 2 MiB between two H200 takes 13 µs so, and 27 by a collective; more was not measured.
+MOST_SENT = 2 << 20
+
 
 def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     """The fetches over a graph whose updates make their gradients. The graph must be the executor's
@@ -47,15 +54,42 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     replaced: dict[Node, Node] = {}
     for node in graph.order:
         if isinstance(node.op, RuleOp) and _is_served(node, options.target):
-            members = list(_members(graph, node, node.op))
+            gradients = node.inputs[len(node.op.writes) :][: node.op.outputs]
+            total = _sum_over_ranks(graph, node, gradients)
+            if total is not None:
+                own = [total.inputs[x.attrs["index"] if x.op.projection else 0] for x in gradients]
+                members = list(_members(graph, own))
+                made = sum(1 + (member.of_sums is not None) for member in members)
+                if made < len(own) or len(_groups(members)) > 1:
+                    continue
+            else:
+                members = list(_members(graph, gradients))
             if members:
-                replaced.update(_replaced(graph, node, node.op, members))
+                replaced.update(_replaced(graph, node, node.op, members, total))
     return exchange(fetches, replaced)
 
 
 def _is_served(update: Node, target: Target) -> bool:
     """True where the kernel is for parameters of this storage type."""
     return target.has(f"matmul_{update.op.name}", update.inputs[0].spec.dtype)
+
+
+def _sum_over_ranks(graph: Graph, update: Node, gradients: Sequence[Node]) -> Node | None:
+    """The sum over ranks whose values all gradients of an update are, and nothing else is, where
+    the kernel can make it. It must be all that ranks exchange in the graph: a kernel that waits for
+    other ranks must not run beside another one that does.
+    """
+    sums = {x.inputs[0] if x.op.projection else x for x in gradients}
+    total = sums.pop()
+    if sums or total.op.kernel != "all_reduce" or total.attrs["op"] != "sum":
+        return None
+    group, arrays = total.attrs["group"], total.op.outputs
+    nbytes = sum(x.spec.nbytes for x in total.inputs[:arrays])
+    few = (group.size - 1) * nbytes <= MOST_SENT
+    alone = sum(node.op.communicates for node in graph.order) == 1
+    plain = len(total.inputs) == arrays == len(gradients) == len(graph.users[total])
+    read = all(graph.only_user(x) is update for x in gradients)
+    return total if group.sums_in_kernels and few and alone and plain and read else None
 
 
 class _Member(NamedTuple):
@@ -74,18 +108,18 @@ class _Member(NamedTuple):
         return "" if self.of_sums is None else "A" if self.product.attrs["of_A"] else "B"
 
 
-def _members(graph: Graph, update: Node, op: RuleOp) -> Iterator[_Member]:
-    """The products that can join an update, by the first gradient that they make."""
+def _members(graph: Graph, gradients: Sequence[Node]) -> Iterator[_Member]:
+    """The products that can join the update of these gradients, by the first that they make."""
     found: dict[Node, dict[int, int]] = {}  # of each product the gradient that each value is
-    for k in range(op.outputs):
-        source = _source(graph, update.inputs[len(op.writes) + k])
+    for k, gradient in enumerate(gradients):
+        source = _source(graph, gradient)
         if source is not None:
             product, index = source
             found.setdefault(product, {})[index] = k
-    for product, gradients in found.items():
-        complete = product.op is matmul_op or len(graph.users[product]) == len(gradients)
-        if complete and 0 in gradients and _fits(product):
-            member = _Member(product, gradients[0], gradients.get(1))
+    for product, made in found.items():
+        complete = product.op is matmul_op or len(graph.users[product]) == len(made)
+        if complete and 0 in made and _fits(product):
+            member = _Member(product, made[0], made.get(1))
             if member.operations <= MOST_OPERATIONS:
                 yield member
 
@@ -108,15 +142,15 @@ def _fits(product: Node) -> bool:
 
 
 def _replaced(
-    graph: Graph, update: Node, op: RuleOp, members: Sequence[_Member]
+    graph: Graph, update: Node, op: RuleOp, members: Sequence[_Member], total: Node | None
 ) -> dict[Node, Node]:
-    """The values of an update by those of the nodes that take its place."""
+    """The values of an update by those of the nodes that take its place, and that of `total`."""
     made: list[tuple[Node, list[int]]] = []
     with attributed_to(update):
         for group in _groups(members):
             taken = [member.gradient for member in group]
             taken += [member.of_sums for member in group if member.of_sums is not None]
-            made.append((_fused(update, op, group, taken), taken))
+            made.append((_fused(update, op, group, taken, total), taken))
     return replaced_update(graph, update, op, made)
 
 
@@ -132,14 +166,18 @@ def _groups(members: Sequence[_Member]) -> list[list[_Member]]:
     return groups
 
 
-def _fused(update: Node, op: RuleOp, group: Sequence[_Member], taken: Sequence[int]) -> Node:
+def _fused(
+    update: Node, op: RuleOp, group: Sequence[_Member], taken: Sequence[int], total: Node | None
+) -> Node:
     left = [member.product.inputs[0] for member in group]
     right = [member.product.inputs[1] for member in group]
     first = len(op.writes)
     body = close([*left, *right], [update.inputs[first + k] for k in taken])
-    made = fused_update(op, len(group), len(taken))
+    made = fused_update(op, len(group), len(taken), over_ranks=total is not None)
     inputs = [*states_of(update, op, taken), *left, *right, *update.inputs[first + op.outputs :]]
     attrs = {**update.attrs, "body": body, "sums": tuple(member.sums for member in group)}
+    if total is not None:
+        attrs["group"] = total.attrs["group"]
     node = Node(made, inputs, attrs, f"{made.name} of {len(taken)}")
     node.stand_for(update)
     return node

@@ -200,11 +200,12 @@ field UpdateOptions clip float32 8 4
 field UpdateOptions l2 float32 12 4
 field UpdateOptions decay float32 16 4
 field UpdateOptions constants float32*5 20 20
-struct WeightUpdateOptions 112
+struct WeightUpdateOptions 120
 field WeightUpdateOptions update UpdateOptions 0 40
 field WeightUpdateOptions precision int32 40 4
 field WeightUpdateOptions sums int32*8 44 32
 field WeightUpdateOptions u8 int32*8 76 32
+field WeightUpdateOptions ranks int64 112 8
 struct Instruction 8
 field Instruction opcode uint8 0 1
 field Instruction destination uint8 1 1
@@ -246,6 +247,7 @@ function DLStreamWait DLContext pointer pointer
 function DLCommunicatorId DLContext pointer
 function DLCommunicatorCreate DLContext pointer int32 int32 pointer
 function DLCommunicatorCheck DLContext int64
+function DLCommunicatorSumsInKernels DLContext int64 pointer
 function DLMemoryAlloc DLContext int64 pointer pointer
 function DLMemoryFree DLContext pointer
 function DLMemoryTrim DLContext

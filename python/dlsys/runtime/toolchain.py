@@ -1,9 +1,9 @@
 """Where CUDA is: the compiler, its headers and libraries, and whether a GPU is there at all.
 
 Standard library only and no import of the package, so that the Makefile can run this file:
-`python python/dlsys/runtime/toolchain.py nvcc|include|libs|gpu` prints one line or nothing. The
-wheels of `cuda-toolkit[nvcc,...]` unpack to site-packages/nvidia/cu13/{bin,include,lib}; their nvcc
-looks for lib64, which wheels lack, so a link needs -L with what `libs` prints.
+`python python/dlsys/runtime/toolchain.py nvcc|include|libs|nccl|gpu` prints one line or nothing.
+The wheels of `cuda-toolkit[nvcc,...]` unpack to site-packages/nvidia/cu13/{bin,include,lib}; their
+nvcc looks for lib64, which wheels lack, so a link needs -L with what `libs` prints.
 """
 
 from __future__ import annotations
@@ -79,6 +79,16 @@ def cuda_link_dir() -> str | None:
     return None
 
 
+def nccl_include_dir() -> str | None:
+    """The folder with nccl_device.h, which NCCL has from 2.28 on: of NCCL_HOME, or of its wheel."""
+    named = os.environ.get("NCCL_HOME")
+    for root in [*([named] if named else []), *_wheel_folders()]:
+        folder = os.path.join(root, "include")
+        if os.path.isfile(os.path.join(folder, "nccl_device.h")):
+            return folder
+    return None
+
+
 def cuda_library_dirs() -> list[str]:
     """Folders with cuBLAS, cuDNN, NVRTC, NCCL: those of wheels, of torch and of the toolkit."""
     folders = [os.path.join(folder, "lib") for folder in _wheel_folders()]
@@ -107,6 +117,7 @@ def _main(arguments: list[str]) -> int:
         "nvcc": find_nvcc,
         "include": cuda_include_dir,
         "libs": cuda_link_dir,
+        "nccl": nccl_include_dir,
         "gpu": lambda: "yes" if gpu_present() else None,
     }
     if len(arguments) != 1 or arguments[0] not in answers:

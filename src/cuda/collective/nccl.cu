@@ -8,6 +8,7 @@
 // pass each of n GPUs in an all_reduce.
 #include <cstring>
 
+#include "cuda/collective/communicator.cuh"
 #include "cuda/runtime/dlopen.cuh"
 #include "cuda/runtime/graph.cuh"
 #include "cuda/runtime/lists.cuh"
@@ -20,7 +21,7 @@ namespace {
 struct UniqueId {
   char bytes[kCommunicatorIdNbytes];  // NCCL_UNIQUE_ID_BYTES
 };
-using Comm = struct NcclComm*;
+using Comm = ncclComm*;
 using Status = int;
 constexpr Status kSuccess = 0;     // ncclSuccess
 constexpr Status kInProgress = 7;  // ncclInProgress
@@ -82,20 +83,6 @@ void CheckNccl(const char* op, Status status) {
   Fail("%s: NCCL error %d, %s; NCCL_DEBUG=INFO tells more", op, status, Nccl().text(status));
 }
 
-struct Communicator {
-  Comm comm;
-  int device, rank, size;
-};
-
-const Communicator& At(const char* op, int64_t handle) {
-  if (!handle)
-    FailWith(DL_UNAVAILABLE,
-             "%s: this group has no communicator of the GPU: call its connect(gpu) on every rank "
-             "first, or give the Executor group=",
-             op);
-  return *(const Communicator*)handle;
-}
-
 // The ncclDataType_t of a dtype.
 int DataType(const char* op, int dtype) {
   switch (dtype) {
@@ -121,7 +108,7 @@ int DataType(const char* op, int dtype) {
 // What every call begins with: the communicator, on whose GPU the arrays are.
 const Communicator& Begin(const char* op, int64_t handle, const DLArray* x, const DLArray* y) {
   Enter(op, x, y);
-  const Communicator& group = At(op, handle);
+  const Communicator& group = CommunicatorOf(op, handle);
   if (group.device != x->ctx.device_id)
     Fail("%s: the communicator is of gpu(%d), the arrays are on gpu(%d)", op, group.device,
          x->ctx.device_id);
@@ -290,12 +277,12 @@ int64_t CommunicatorCreate(int device, const void* id, int rank, int size) {
 
 void CommunicatorCheck(int64_t handle) {
   Status found = kSuccess;
-  CheckNccl("NCCL", Nccl().async_error(At("NCCL", handle).comm, &found));
+  CheckNccl("NCCL", Nccl().async_error(CommunicatorOf("NCCL", handle).comm, &found));
   CheckNccl("NCCL", found);
 }
 
 const CommunicatorsRegistrar registrar({DL_GPU, CommunicatorId, CommunicatorCreate,
-                                        CommunicatorCheck});
+                                        CommunicatorCheck, SumsInKernels});
 
 DLSYS_KERNEL_ANY(cuda, all_reduce, AllReduce);
 DLSYS_KERNEL_ANY(cuda, all_gather, AllGather);
@@ -306,5 +293,15 @@ DLSYS_KERNEL_ANY(cuda, all_to_all, AllToAll);
 DLSYS_KERNEL_ANY(cuda, send_recv, SendRecv);
 
 }  // namespace
+
+const Communicator& CommunicatorOf(const char* op, int64_t handle) {
+  if (!handle)
+    FailWith(DL_UNAVAILABLE,
+             "%s: this group has no communicator of the GPU: call its connect(gpu) on every rank "
+             "first, or give the Executor group=",
+             op);
+  return *(const Communicator*)handle;
+}
+
 }  // namespace cuda
 }  // namespace dlsys

@@ -9,9 +9,14 @@
 // follow each other, largest first, so that small ones fill the tail. The order of summation is
 // fixed. What depends on the rule is not inlined, so one kernel serves all rules without their
 // registers.
+//
+// With the communicator of a group each block sends its part of a gradient to the other ranks and
+// adds theirs before it updates (cuda/collective/rank_sums.cuh): a sum over ranks at the price of a
+// tile's way over NVLink. All blocks must run together then, so splits may be fewer.
 #include <algorithm>
 #include <memory>
 
+#include "cuda/collective/rank_sums.cuh"
 #include "cuda/gemm/kernel.cuh"
 #include "cuda/gemm/uint8.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -43,6 +48,7 @@ struct GroupedGemm {
   bool every_run;
   int count, splits;
   bool u8;                     // some operand is uint8
+  const RankSums* ranks;       // over which gradients are summed, or null
   int first_block[kMaxGemms];  // of each GEMM
   GroupMember members[kMaxGemms];
 };
@@ -56,8 +62,8 @@ struct alignas(8) AnyStep {
 // The quads of a finished tile that a thread updates: columns col to col + 3 of every row_step-th
 // row.
 struct ThreadQuads {
-  const float* tile;  // the first quad in shared memory, the same in each of `splits` blocks
-  int pitch;          // floats from one quad to the next
+  float* tile;  // the first quad in shared memory, the same in each of `splits` blocks
+  int pitch;    // floats from one quad to the next
   int count, row_step, splits;
   int64_t row, col;
 };
@@ -195,7 +201,7 @@ static __device__ __attribute__((noinline)) void UpdateElement(int rule, const A
 
 template <class T>
 __device__ __forceinline__ ThreadQuads QuadsOf(const GemmParams& params, const TileCoord& coord,
-                                               const float* tile) {
+                                               float* tile) {
   constexpr int kInRow = QuadRange<T>::kInRow, kStep = T::kThreads / kInRow;
   const QuadRange<T> range(params.splits, coord.split);
   const int begin = range.begin + threadIdx.x;
@@ -206,6 +212,54 @@ __device__ __forceinline__ ThreadQuads QuadsOf(const GemmParams& params, const T
           params.splits,
           (int64_t)coord.row * T::kTileM + begin / kInRow,
           (int64_t)coord.col * T::kTileN + begin % kInRow * 4};
+}
+
+// The elements that a block has for other ranks: its quads and its operand sums.
+template <class T>
+DLSYS_HD int RankElements(int splits) {
+  const int share = (QuadRange<T>::kQuads / QuadRange<T>::kInRow + splits - 1) / splits;
+  return ((share * QuadRange<T>::kInRow + T::kThreads - 1) / T::kThreads + 1) * T::kThreads;
+}
+
+// Sums the quads of a thread over the cluster and over ranks, in their place, and updates by the
+// operand sums of all ranks.
+template <class T>
+static __device__ __attribute__((noinline)) void SumOverRanks(
+    int rule, const AnyStep& step, const GroupMember& member, TileCoord coord,
+    OperandSums operand_sums, const float* thread_sums, ThreadQuads quads, const RankSums& ranks) {
+  const GemmParams& params = member.params;
+  // A share of rows that are all beyond the edge has nothing to send.
+  const QuadRange<T> range(params.splits, coord.split);
+  if (coord.row * T::kTileM + range.begin / QuadRange<T>::kInRow >= params.gemm.m) {
+    if (params.splits > 1) MeetCluster();
+    return;
+  }
+  BlockSums sums(ranks);  // what it reads is on its way while the cluster synchronizes
+  if (params.splits > 1) MeetCluster();
+  const auto for_each = [&](auto&& f) {
+    for (int k = 0; k < quads.count; k++)
+      if (quads.row + (int64_t)k * quads.row_step < params.gemm.m && quads.col < params.gemm.n)
+        f(k * T::kThreads + (int)threadIdx.x, quads.tile + k * quads.pitch);
+  };
+  for_each([&](int k, float* quad) {
+    float4 own[1];
+    SumCluster<1>(quad, 0, 1, params.splits, own);
+    *(float4*)quad = own[0];
+    sums.Send(k, own[0]);
+  });
+  if (coord.split == 0)
+    StoreOperandSums<T>(params, coord, operand_sums, thread_sums, params.splits,
+                        [&](int64_t at, float own) {
+                          const int k = RankElements<T>(params.splits) - 1 - (int)threadIdx.x;
+                          sums.Send(k, own);
+                          const auto add = [](float a, float b) { return a + b; };
+                          UpdateElement(rule, step, member.sum_states, at, sums.Sum(k, own, add));
+                        });
+  for_each([&](int k, float* quad) {
+    const auto add = [](float4 a, float4 b) { return Sum(a, b); };
+    *(float4*)quad = sums.Sum(k, *(const float4*)quad, add);
+  });
+  sums.End();
 }
 
 // Runs the mainloop and makes the rule's step meanwhile; false where this run updates nothing.
@@ -240,6 +294,10 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void GroupedGemmKernel(
   __shared__ __align__(16) int shared_member[sizeof(GroupMember) / sizeof(int)];
   for (int i = threadIdx.x; i < (int)(sizeof(GroupMember) / sizeof(int)); i += T::kThreads)
     shared_member[i] = ((const int*)&group.members[k])[i];
+  __shared__ RankSums shared_ranks;  // written before the launch, and read by every thread
+  if (group.ranks)
+    for (int i = threadIdx.x; i < (int)(sizeof(RankSums) / sizeof(int)); i += T::kThreads)
+      ((int*)&shared_ranks)[i] = ((const int*)group.ranks)[i];
   __syncthreads();
   const GroupMember& member = *(const GroupMember*)shared_member;
   const GemmParams params = member.params;
@@ -257,8 +315,14 @@ __global__ __launch_bounds__(T::kThreads, T::kResident) void GroupedGemmKernel(
         ComputeTile<T, Accumulator>(group, params, coord, operand_sums, memory, thread_sums, &step);
   if (!due) return;
   ReduceSlices<T>(memory);  // without a cluster each thread reads only what it wrote
-  UpdateQuads(group.rule, step, member, QuadsOf<T>(params, coord, memory));
-  if (coord.split == 0)
+  ThreadQuads quads = QuadsOf<T>(params, coord, memory);
+  if (group.ranks) {
+    SumOverRanks<T>(group.rule, step, member, coord, operand_sums, thread_sums, quads,
+                    shared_ranks);
+    quads.splits = 1;
+  }
+  UpdateQuads(group.rule, step, member, quads);
+  if (coord.split == 0 && !group.ranks)
     StoreOperandSums<T>(params, coord, operand_sums, thread_sums, params.splits,
                         [&](int64_t at, float sum) {
                           UpdateElement(group.rule, step, member.sum_states, at, sum);
@@ -275,10 +339,12 @@ using namespace grouped;
 // ---- launchers ----
 
 template <class Tilings, template <class, bool, bool> class Accumulator, bool kAnyU8>
-void LaunchGroupedGemm(const char* op, int tiling, const GroupedGemm& group, unsigned blocks,
-                       bool allow_pdl, DLStream stream) {
+void LaunchGroupedGemm(const char* op, int tiling, GroupedGemm group, unsigned blocks,
+                       int64_t ranks, bool allow_pdl, DLStream stream) {
   WithTiling<Tilings>(tiling, [&](auto of) {
     using T = typename decltype(of)::type;
+    if (ranks && !Workspace::Querying())
+      group.ranks = RankSumsOf(op, ranks, blocks, RankElements<T>(group.splits));
     LaunchSmall(op, GroupedGemmKernel<T, Accumulator, kAnyU8>, blocks, (unsigned)group.splits,
                 T::kThreads, MemoryNbytes<T, Accumulator<T, true, false>>(), allow_pdl, stream,
                 group);
@@ -407,6 +473,27 @@ void CollectMembers(const char* op, const Lists& lists, Precision precision, Ope
                    [&](const GroupMember& a, const GroupMember& b) { return work(a) > work(b); });
 }
 
+// Takes less splits until all blocks are resident together, since they wait for those of other
+// ranks.
+void MakeResident(const char* op, const std::vector<Gemm>& gemms, int device, TileConfig* config) {
+  int64_t tiles = 0, room = 0;
+  WithTiling<Fp32Tilings>(config->tiling, [&](auto of) {  // as large as those of tf32
+    using T = typename decltype(of)::type;
+    for (const Gemm& gemm : gemms) tiles += CeilDiv(gemm.m, T::kTileM) * CeilDiv(gemm.n, T::kTileN);
+    room = T::kResident * Multiprocessors(device);
+  });
+  // A cluster stays within a GPC: not all multiprocessors have room for one.
+  const auto fits = [&] {
+    return tiles * config->splits <= (config->splits > 2 ? room * 85 / 100 : room);
+  };
+  while (config->splits > 1 && !fits()) config->splits /= 2;
+  if (!fits())
+    Fail(
+        "%s: %ld tiles do not run together, which sums over ranks need; leave them out with "
+        "DLSYS_FUSION=-weight_update",
+        op, (long)tiles);
+}
+
 void RunGroupedGemm(const char* op, const Lists& lists, Precision precision, GroupedGemm* group,
                     DLStream stream) {
   CheckLists(op, lists);
@@ -417,8 +504,9 @@ void RunGroupedGemm(const char* op, const Lists& lists, Precision precision, Gro
       precision == Precision::kTf32 && major >= 8 ? KernelFamily::kTf32 : KernelFamily::kFp32;
   std::vector<Gemm> gemms;
   for (int k = 0; k < group->count; k++) gemms.push_back(group->members[k].params.gemm);
-  const TileConfig config =
+  TileConfig config =
       BestTileConfig(tiles, gemms.data(), group->count, major >= 9 ? kMaxSplits : 1);
+  if (lists.options.ranks) MakeResident(op, gemms, device, &config);
   group->splits = config.splits;
   unsigned blocks = 0;
   for (int k = 0; k < group->count; k++) {
@@ -433,7 +521,7 @@ void RunGroupedGemm(const char* op, const Lists& lists, Precision precision, Gro
                           ? LaunchGroupedGemm<Fp32Tilings, Fp32Accumulator, false>
                       : group->u8 ? LaunchGroupedGemm<Tf32Tilings, Tf32Accumulator, true>
                                   : LaunchGroupedGemm<Tf32Tilings, Tf32Accumulator, false>;
-  launch(op, config.tiling, *group, blocks, major >= 9, stream);
+  launch(op, config.tiling, *group, blocks, lists.options.ranks, major >= 9, stream);
 }
 
 template <class Rule>

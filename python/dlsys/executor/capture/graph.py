@@ -153,7 +153,8 @@ def streams_of(
         found = one_stream(len(accesses))
     else:
         first = int(bool(inputs.count))
-        apart = [k for k, (_, step) in enumerate(tasks, first) if step.node.op.communicates]
+        ops = [step.node.op for _, step in tasks]
+        apart = [k for k, op in enumerate(ops, first) if op.communicates and not op.writes]
         direct = serialize_large(dependencies(accesses), accesses, apart)
         wait_for_all(direct, [k for k in apart if tasks[k - first][1].node.attrs.get("behind")][:1])
         # What a sum waits for is best the first to go on, so that it is the first to be done.

@@ -84,15 +84,19 @@ class FusedUpdate(UpdateOfBody):
     of the rule, and where an operand is uint8 its scale. The parameters are those of the products,
     then those of the sums, which `sums` has for each product: a word of OPERANDS; `uint8` has the
     same for operands of uint8. The body makes the gradients of the operands and the scale. The
-    values are the parameters' new ones. Attributes: body, sums, and those of the rule.
+    values are the parameters' new ones. Attributes: body, sums, those of the rule, and where it
+    sums the gradients of all ranks (`over_ranks`) their group.
     """
 
     has_precision = True
 
-    def __init__(self, update: RuleOp, products: int, uint8: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, update: RuleOp, products: int, uint8: tuple[str, ...] = (), over_ranks: bool = False
+    ) -> None:
         super().__init__(f"matmul_{update.name}", update, 2 * products, int(bool(uint8)))
         self.products = products
         self.uint8 = uint8
+        self.communicates = over_ranks
 
     def with_uint8(self, node: Node, positions: Sequence[int]) -> tuple[Op, dict[str, Any]] | None:
         found = [found for found in map(self.operand, positions) if found is not None]
@@ -103,7 +107,7 @@ class FusedUpdate(UpdateOfBody):
             return None
         words = tuple(of.get(product, "") for product in range(self.products))
         body = with_uint8(node.attrs["body"], [k - len(self.writes) for k in positions])
-        op = fused_update(self.update, self.products, self.outputs, words)
+        op = fused_update(self.update, self.products, self.outputs, words, self.communicates)
         return op, node.attrs | {"body": body}
 
     def operand(self, position: int) -> tuple[int, str] | None:
@@ -114,8 +118,9 @@ class FusedUpdate(UpdateOfBody):
         return product, OPERANDS[1 + right]
 
     def scalars(self, node: Node) -> tuple[Any]:
-        sums = node.attrs["sums"]
-        return (argument(self.update.rule, node.attrs, sums, self.uint8, precision_number(node)),)
+        sums, precision = node.attrs["sums"], precision_number(node)
+        ranks = node.attrs["group"].handle if self.communicates else 0
+        return (argument(self.update.rule, node.attrs, sums, self.uint8, precision, ranks),)
 
     def lists(self, node: Node) -> tuple[int, ...]:
         states, _, *options = self.update.lists(node)
@@ -124,19 +129,30 @@ class FusedUpdate(UpdateOfBody):
 
 @lru_cache
 def fused_update(
-    update: RuleOp, products: int, parameters: int, uint8: tuple[str, ...] = ()
+    update: RuleOp,
+    products: int,
+    parameters: int,
+    uint8: tuple[str, ...] = (),
+    over_ranks: bool = False,
 ) -> FusedUpdate:
     """The operator for so many products and parameters under the rule of `update`."""
-    return FusedUpdate(several(update, parameters), products, uint8)
+    return FusedUpdate(several(update, parameters), products, uint8, over_ranks)
 
 
 def argument(
-    rule: Rule, attrs: Attrs, sums: Sequence[str], uint8: Sequence[str], precision: int
+    rule: Rule,
+    attrs: Attrs,
+    sums: Sequence[str],
+    uint8: Sequence[str],
+    precision: int,
+    ranks: int = 0,
 ) -> Any:
-    """The argument of a rule's kernel that is the same in every run, with the words of OPERANDS."""
+    """The argument of a rule's kernel that is the same in every run, with the words of OPERANDS.
+    ranks: the communicator of those that sum their gradients, or 0.
+    """
     codes = {"sums": sums, "u8": uint8}
     by_gemm = {name: tuple(map(OPERANDS.index, words)) for name, words in codes.items()}
-    return _Options(update=options_of(rule, attrs), precision=precision, **by_gemm)
+    return _Options(update=options_of(rule, attrs), precision=precision, ranks=ranks, **by_gemm)
 
 
 def _unsteady(update: RuleOp) -> tuple[int, ...]:
