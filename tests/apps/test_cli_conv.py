@@ -8,6 +8,7 @@ from dlsys.rungs import CONV, rungs_among
 from dlsys.runtime.device import cpu, unavailable
 from dlsys.runtime.library import load
 from support import sample
+from support.devices import slow
 from support.small_digits import ENDING, TEST, Folder
 
 OPTIONS = ("-m", "cnn", "-e", 3, "--batch-size", 20, "--seed", 3)
@@ -18,6 +19,7 @@ REFUSED = {
 }
 
 
+@slow
 class EveryRung(Folder):
     def accuracy(self, device: str, rung: str) -> float:
         out = self.done(*OPTIONS, "-c", device, "--conv-algo", rung)

@@ -21,7 +21,7 @@ from dlsys.apps.detect.training import load
 from dlsys.errors import DataError
 from dlsys.ops import boxes
 from dlsys.train import safetensors
-from support.devices import on_native_devices
+from support.devices import on_native_devices, slow
 from support.small_digits import needs
 from support.table.families.boxes import selected
 from support.table.onnx_rows import run_onnxruntime
@@ -515,6 +515,7 @@ class Page(unittest.TestCase):
 @needs("sklearn", "photos")
 @needs("skimage", "photos")
 class Made(unittest.TestCase):
+    @slow
     def test_scenes_are_a_function_of_the_seed(self) -> None:
         one, same, other = made.made(6, 1), made.made(6, 1), made.made(6, 2)
         held = made.made(6, 1, held=True)

@@ -13,6 +13,7 @@ from dlsys.apps.ink import ink_of
 from dlsys.apps.pictures import normal_form, pictures_of, read_pictures
 from dlsys.data import write_idx
 from dlsys.errors import DataError
+from support.devices import slow
 from support.small_digits import digits, needs
 
 HEIGHT, WIDTH = 150, 200
@@ -72,6 +73,7 @@ class Photos(unittest.TestCase):
         found = alike(wanted, got)
         self.assertGreater(found, ALIKE)
 
+    @slow
     def test_under_any_light(self) -> None:
         for name in STROKES:
             for what, light in lights().items():

@@ -29,7 +29,7 @@ from dlsys import data, dist
 from dlsys.dist.launch import main
 from dlsys.errors import CommunicationError, DataError, GraphError, ShapeError
 from support import sample
-from support.devices import not_emulated, slow, two_gpus
+from support.devices import not_emulated, slow, together, two_gpus
 
 HERE = Path(__file__).resolve().parent
 RANKS = HERE / "ranks.py"
@@ -112,12 +112,16 @@ class Ranks:
             raise AssertionError(found)
 
 
+@together
+@slow
 @needs_mpi
 @add_cases(CASES)
 class TwoRanks(Ranks, unittest.TestCase):
     ranks = 2
 
 
+@together
+@slow
 @needs_mpi
 @add_cases(OF_FOUR)
 class FourRanks(Ranks, unittest.TestCase):

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from support import small_digits
+from support.devices import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -89,6 +90,7 @@ def python(*arguments: str, cwd: str | None = None) -> subprocess.CompletedProce
 
 
 class Examples(unittest.TestCase):
+    @slow
     def test_each_runs_and_shows_that_it_worked(self):
         there = [p for p in examples() if all(map(find_spec, NEEDS.get(p.stem, ())))]
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:

@@ -27,7 +27,7 @@ from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.runtime.library import load
 from dlsys.runtime.tuning_cache import Measurement, TuningCache, tuning_cache
 from dlsys.settings import settings
-from support.devices import native_contexts, not_emulated, require
+from support.devices import native_contexts, not_emulated, require, slow
 
 
 def depthwise(ctx: Context) -> tuple[ad.Executor, dict[ad.Node, np.ndarray]]:
@@ -315,6 +315,7 @@ class Right:
             applied.add(name)
         return applied
 
+    @slow
     def test_convolutions(self) -> None:
         with mock.patch.object(settings, "tune", "off"):
             for precision in self.precisions:

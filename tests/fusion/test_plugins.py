@@ -24,7 +24,7 @@ from dlsys.runtime.device import Context
 from dlsys.runtime.library import load
 from dlsys.runtime.target import NUMPY, target_of
 from support import sample
-from support.devices import on_native_devices, require
+from support.devices import on_native_devices, require, slow
 from support.fusion import CPU, GPU, fusions, lacking, named, without
 
 PACKAGE = Path(dlsys.__file__).parent
@@ -229,6 +229,7 @@ def run(script: str, package: Path, **environment: str) -> str:
 class Deleted(unittest.TestCase):
     """Copies of the package in which the file of a fusion is missing."""
 
+    @slow
     def test_a_package_without_a_fusion_trains_the_same(self) -> None:
         expected = {build: losses(build, None) for build in NETWORKS}
         with tempfile.TemporaryDirectory() as folder:

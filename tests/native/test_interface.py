@@ -15,6 +15,7 @@ from dlsys.ops.optim.rules import RULES
 from dlsys.runtime.interface import difference, interface
 from dlsys.runtime.interface_text import TEXT
 from dlsys.runtime.library import CODE_DTYPES, Library, load
+from support.devices import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 CXX = shutil.which("g++") or shutil.which("clang++")
@@ -37,6 +38,7 @@ class OtherLibraryTest(unittest.TestCase):
         subprocess.run([str(CXX), *flags, "-o", library, *files, "-ldl"], check=True)
         return str(library)
 
+    @slow
     def test_an_edited_enum(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             edit = "DL_INT64 = 3", "DL_INT64 = 9"

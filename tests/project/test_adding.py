@@ -12,6 +12,8 @@ import unittest
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.devices import slow
+
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 
@@ -124,6 +126,7 @@ class AnElementwiseOperator(InACopy):
     def test_its_row_passes(self) -> None:
         self.check_row("square")
 
+    @slow
     @unittest.skipIf(COMPILER is None, "no C++ compiler")
     def test_its_kernel_is_registered(self) -> None:
         self.check_registered("src/cpu/pointwise/elementwise.cc", b"square")
@@ -167,6 +170,7 @@ class AReduction(InACopy):
     def test_its_row_passes(self) -> None:
         self.check_row("abs_sum")
 
+    @slow
     @unittest.skipIf(COMPILER is None, "no C++ compiler")
     def test_its_kernel_is_registered(self) -> None:
         self.check_registered("src/cpu/reduce/reduce.cc", b"reduce_abs_sum")
@@ -211,6 +215,7 @@ class AFusion(Built):
     @unittest.skipUnless(
         (ROOT / "build" / "obj" / "emulated").is_dir(), "not here: objects of `make emulator`"
     )
+    @slow
     def test_its_tests_pass_on_an_emulated_gpu(self) -> None:
         self.make("emulator")
         self.check_dot("build/emulated/libdlsys.so", 16)
@@ -226,6 +231,7 @@ class ABackend(InACopy):
         self.assertEqual(self.count(), (7, 7))
         self.assertEqual(sum(not before for _, before, _ in self.additions), 3)
 
+    @slow
     def test_it_trains_and_its_rows_pass(self) -> None:
         for room in (self.copy / "src" / "cpu").iterdir():
             if room.name != "runtime":
