@@ -120,5 +120,5 @@ FUSION = Pass(
     fuse,
     position=90,
     needs=("matmul_u8", "matmul_u8_bias"),
-    when=lambda options: options.precision == "tf32",
+    when=lambda options: options.precision in ("fp32", "tf32"),
 )

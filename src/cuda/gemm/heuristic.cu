@@ -77,6 +77,13 @@ constexpr TileCost kU8Costs[] = {
     {"64x32", 64, 32, 1, 3.3, 5.0, 5.0}, {"32x32", 32, 32, 2, 2.8, 4.7, 2.9},
     {"32x16", 32, 16, 2, 2.7, 3.2, 3.9}, {"16x32", 16, 32, 2, 2.7, 3.2, 3.9}};
 
+// Nanoseconds per k of a block of MixedTilings, which has a multiprocessor to itself.
+struct MixedCost {
+  int floats, u8;
+  double ns, ns_of_u8;
+};
+constexpr MixedCost kMixedCosts[] = {{3, 0, 12.3, 20}, {1, 0, 30, 20}};
+
 // Shared memory of a block, the largest over the operands' layouts.
 template <class T, template <class, bool, bool> class Accumulator, bool kNeverTransA>
 constexpr size_t MaxSharedNbytes() {
@@ -111,7 +118,7 @@ const FamilyModel& ModelOf(KernelFamily family) {
       ModelOf<Fp32Tilings, Fp32Accumulator>(kFp32Costs),
       ModelOf<Tf32Tilings, Tf32Accumulator>(kTf32Costs),
       ModelOf<Tf32Tilings, SplitTf32Accumulator>(k3xTf32Costs),
-      ModelOf<U8Tilings, WithU8<U8Operand::kA>::Accumulator, true>(kU8Costs),
+      ModelOf<U8Tilings, WithU8<U8Operand::kA, true>::Accumulator, true>(kU8Costs),
       ModelOf<LargeTilings, OuterAccumulator>(kLargeCosts),
       ModelOf<LargeTensorTilings, Tf32Accumulator>(kLargeTf32Costs),
       ModelOf<LargeTensorTilings, SplitTf32Accumulator>(kLarge3xTf32Costs),
@@ -157,18 +164,18 @@ double CountTiles(const Gemm* gemms, int count, const TileCost& cost) {
   return tiles;
 }
 
+double ReduceUs(int splits) {
+  return splits == 1 ? 0 : splits == 2 ? 0.7 : splits == 4 ? 1.1 : splits == 8 ? 1.9 : kKernelUs;
+}
+
 // Estimated time of tiles in one launch, the largest K of which is `k`.
 double EstimateUs(double tiles, int64_t k, const TileCost& cost, int splits, int multiprocessors) {
   const double on_each = std::ceil(tiles * splits / UsableMultiprocessors(multiprocessors, splits));
   const double waves = std::ceil(on_each / cost.resident);
   const double concurrent = on_each < cost.resident ? on_each : cost.resident;
   const double k_ns = waves * (cost.ns + (concurrent - 1) * cost.ns_more);
-  const double reduce_us = splits == 1   ? 0
-                           : splits == 2 ? 0.7
-                           : splits == 4 ? 1.1
-                           : splits == 8 ? 1.9
-                                         : kKernelUs;
-  return cost.us + reduce_us + (waves - 1) * kWaveUs + (double)KSlice(k, splits) * k_ns * 1e-3;
+  return cost.us + ReduceUs(splits) + (waves - 1) * kWaveUs +
+         (double)KSlice(k, splits) * k_ns * 1e-3;
 }
 
 // No split of K may be empty.
@@ -260,6 +267,33 @@ TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int
       const double tiles = CountTiles(gemms, count, cost);
       const double us = EstimateUs(tiles, k, cost, splits, multiprocessors);
       if (us < best.us) best = {family, tiling, splits, us};
+    }
+  }
+  return best;
+}
+
+MixedConfig BestMixedConfig(const Gemm* gemms, int count, int max_splits) {
+  const int multiprocessors = Multiprocessors(gemms->ctx.device_id);
+  int64_t k = 0;
+  for (int i = 0; i < count; i++) k = std::max(k, gemms[i].k);
+  MixedConfig best = {};
+  double best_us = INFINITY;
+  for (const MixedCost& cost : kMixedCosts) {
+    for (int splits = 1; splits <= max_splits && HasNoEmptySplit(k, splits); splits *= 2) {
+      MixedConfig config = {(int)(&cost - kMixedCosts),
+                            {KernelFamily::kFp32, cost.floats, splits, 0},
+                            {KernelFamily::kTf32, cost.u8, splits, 0}};
+      double ns = 0, longest = 0;  // per k
+      for (const Gemm* p = gemms; p < gemms + count; p++) {
+        const bool u8 = p->u8 != U8Operand::kNone;
+        const TileConfig& of = u8 ? config.of_u8 : config.of_floats;
+        const double of_block = u8 ? cost.ns_of_u8 : cost.ns;
+        ns += of_block * splits * CountTiles(p, 1, ModelOf(of.family)[of.tiling].cost);
+        longest = std::max(longest, of_block);
+      }
+      const double on_each = std::max(longest, ns / UsableMultiprocessors(multiprocessors, splits));
+      config.of_floats.us = on_each * 1e-3 * (double)KSlice(k, splits) + ReduceUs(splits);
+      if (config.of_floats.us < best_us) best = config, best_us = config.of_floats.us;
     }
   }
   return best;

@@ -356,6 +356,12 @@ struct TileConfig {
 };
 // The heuristic: the fastest configuration for GEMMs in one launch that fits shared memory.
 TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int max_splits);
+// The same for GEMMs of which some are of bytes, at fp32: one of MixedTilings, and its tiles.
+struct MixedConfig {
+  int mixed;
+  TileConfig of_floats, of_u8;
+};
+MixedConfig BestMixedConfig(const Gemm* gemms, int count, int max_splits);
 // The heuristic for one GEMM, in a family or that of large tiles.
 TileConfig BestTileConfig(KernelFamily family, const Gemm& gemm);
 void RunTiledGemm(const char* op, const Gemm& gemm, TileConfig config, DLStream stream);

@@ -208,62 +208,68 @@ __device__ __forceinline__ ThreadQuads QuadsOf(const GemmParams& params, const T
           (int64_t)coord.col * T::kTileN + begin % kInRow * 4};
 }
 
-// Runs the mainloop and makes the rule's step meanwhile; false where this run updates nothing.
+// What the blocks of a launch have in shared memory beside panels and tiles.
+struct Shared {
+  rule::Source source;
+  AnyStep step;
+  GroupMember member;
+};
+
+// Computes a tile of a GEMM and updates the parameter, in tiles of T by that accumulator. The
+// rule's step is made during the mainloop.
 template <class T, template <class, bool, bool> class Accumulator>
-__device__ __forceinline__ bool ComputeTile(const GroupedGemm& group, const GemmParams& params,
-                                            const TileCoord& coord, OperandSums operand_sums,
-                                            float* memory, float* thread_sums, AnyStep* step) {
-  __shared__ rule::Source source;
-  if (threadIdx.x == 0) source = group.source;
+__device__ __forceinline__ void RunTile(const GroupedGemm& group, int block, float* memory,
+                                        float* thread_sums, Shared* shared) {
+  const GemmParams params = shared->member.params;
+  const TileCoord coord = TileCoordOf(params, block);
+  const OperandSums operand_sums(params.gemm, coord);
   Mainloop<T, Accumulator, true, false> mainloop(params, coord, memory);
   GridDependencySynchronize();
-  if (!group.source.Due(group.every_run)) return false;
+  if (!group.source.Due(group.every_run)) return;
   rule::Source::Seen seen = {};  // issued before the copies, behind which it would queue
   if (threadIdx.x == 0) seen = group.source.Look();
   mainloop.Begin();
   mainloop.Run(operand_sums, thread_sums, [&] {
-    if (threadIdx.x == 0) MakeStep(group.rule, source, seen, step);
+    if (threadIdx.x == 0) MakeStep(group.rule, shared->source, seen, &shared->step);
   });
-  return true;
+  ReduceSlices<T>(memory);  // without a cluster each thread reads only what it wrote
+  UpdateQuads(group.rule, shared->step, shared->member, QuadsOf<T>(params, coord, memory));
+  if (coord.split == 0)
+    StoreOperandSums<T>(
+        params, coord, operand_sums, thread_sums, params.splits, [&](int64_t at, float sum) {
+          UpdateElement(group.rule, shared->step, shared->member.sum_states, at, sum);
+        });
+  if (params.splits > 1) LeaveCluster();  // its shared memory outlives the peers' reads
 }
 
-// kAnyU8: some operand may be uint8.
-template <class T, template <class, bool, bool> class Accumulator, bool kAnyU8>
-__global__ __launch_bounds__(T::kThreads, T::kResident) void GroupedGemmKernel(
+// GEMMs with a uint8 operand are in tiles of TilesOfU8, the others in those of T.
+template <class T, class TilesOfU8, template <class, bool, bool> class Accumulator, bool kAnyU8,
+          bool kExact>
+__global__
+__launch_bounds__(T::kThreads, std::min(T::kResident, TilesOfU8::kResident)) void GroupedGemmKernel(
     const __grid_constant__ GroupedGemm group) {
+  static_assert(T::kThreads == TilesOfU8::kThreads, "one launch");
   float* const memory = DynamicShared<float>();
   __shared__ float thread_sums[T::kThreads];
-  __shared__ AnyStep step;
+  __shared__ __align__(16) unsigned char bytes[sizeof(Shared)];
+  Shared& shared = *(Shared*)bytes;
   int k = 0;
   while (k + 1 < group.count && (int)blockIdx.x >= group.first_block[k + 1]) k++;
   // Kernel parameters that are indexed dynamically are slow to load: copied to shared memory first.
-  __shared__ __align__(16) int shared_member[sizeof(GroupMember) / sizeof(int)];
   for (int i = threadIdx.x; i < (int)(sizeof(GroupMember) / sizeof(int)); i += T::kThreads)
-    shared_member[i] = ((const int*)&group.members[k])[i];
+    ((int*)&shared.member)[i] = ((const int*)&group.members[k])[i];
+  if (threadIdx.x == 0) shared.source = group.source;
   __syncthreads();
-  const GroupMember& member = *(const GroupMember*)shared_member;
-  const GemmParams params = member.params;
-  const TileCoord coord = TileCoordOf(params, blockIdx.x - group.first_block[k]);
-  const OperandSums operand_sums(params.gemm, coord);
-  bool due;
-  if (kAnyU8 && params.gemm.u8 == U8Operand::kA)
-    due = ComputeTile<T, WithU8<U8Operand::kA>::template Accumulator>(
-        group, params, coord, operand_sums, memory, thread_sums, &step);
-  else if (kAnyU8 && params.gemm.u8 == U8Operand::kB)
-    due = ComputeTile<T, WithU8<U8Operand::kB>::template Accumulator>(
-        group, params, coord, operand_sums, memory, thread_sums, &step);
+  const int block = blockIdx.x - group.first_block[k];
+  const U8Operand u8 = kAnyU8 ? shared.member.params.gemm.u8 : U8Operand::kNone;
+  if (kAnyU8 && u8 == U8Operand::kA)
+    RunTile<TilesOfU8, WithU8<U8Operand::kA, kExact>::template Accumulator>(group, block, memory,
+                                                                            thread_sums, &shared);
+  else if (kAnyU8 && u8 == U8Operand::kB)
+    RunTile<TilesOfU8, WithU8<U8Operand::kB, kExact>::template Accumulator>(group, block, memory,
+                                                                            thread_sums, &shared);
   else
-    due =
-        ComputeTile<T, Accumulator>(group, params, coord, operand_sums, memory, thread_sums, &step);
-  if (!due) return;
-  ReduceSlices<T>(memory);  // without a cluster each thread reads only what it wrote
-  UpdateQuads(group.rule, step, member, QuadsOf<T>(params, coord, memory));
-  if (coord.split == 0)
-    StoreOperandSums<T>(params, coord, operand_sums, thread_sums, params.splits,
-                        [&](int64_t at, float sum) {
-                          UpdateElement(group.rule, step, member.sum_states, at, sum);
-                        });
-  if (params.splits > 1) LeaveCluster();  // its shared memory outlives the peers' reads
+    RunTile<T, Accumulator>(group, block, memory, thread_sums, &shared);
 }
 
 }  // namespace grouped
@@ -274,14 +280,38 @@ using namespace grouped;
 
 // ---- launchers ----
 
+template <class T, class TilesOfU8, template <class, bool, bool> class Accumulator, bool kAnyU8,
+          bool kExact>
+void LaunchTilings(const char* op, const GroupedGemm& group, unsigned blocks, bool allow_pdl,
+                   DLStream stream) {
+  size_t nbytes = MemoryNbytes<T, Accumulator<T, true, false>>();
+  if (kAnyU8) {
+    using OfA =
+        typename WithU8<U8Operand::kA, kExact>::template Accumulator<TilesOfU8, true, false>;
+    using OfB =
+        typename WithU8<U8Operand::kB, kExact>::template Accumulator<TilesOfU8, true, false>;
+    nbytes = std::max({nbytes, MemoryNbytes<TilesOfU8, OfA>(), MemoryNbytes<TilesOfU8, OfB>()});
+  }
+  LaunchSmall(op, GroupedGemmKernel<T, TilesOfU8, Accumulator, kAnyU8, kExact>, blocks,
+              (unsigned)group.splits, T::kThreads, nbytes, allow_pdl, stream, group);
+}
+
+// One tiling for all.
 template <class Tilings, template <class, bool, bool> class Accumulator, bool kAnyU8>
 void LaunchGroupedGemm(const char* op, int tiling, const GroupedGemm& group, unsigned blocks,
                        bool allow_pdl, DLStream stream) {
   WithTiling<Tilings>(tiling, [&](auto of) {
     using T = typename decltype(of)::type;
-    LaunchSmall(op, GroupedGemmKernel<T, Accumulator, kAnyU8>, blocks, (unsigned)group.splits,
-                T::kThreads, MemoryNbytes<T, Accumulator<T, true, false>>(), allow_pdl, stream,
-                group);
+    LaunchTilings<T, T, Accumulator, kAnyU8, false>(op, group, blocks, allow_pdl, stream);
+  });
+}
+
+void LaunchMixedGemm(const char* op, int mixed, const GroupedGemm& group, unsigned blocks,
+                     bool allow_pdl, DLStream stream) {
+  WithTiling<MixedTilings>(mixed, [&](auto of) {
+    using Mixed = typename decltype(of)::type;
+    LaunchTilings<typename Mixed::OfFloats, typename Mixed::OfU8, Fp32Accumulator, true, true>(
+        op, group, blocks, allow_pdl, stream);
   });
 }
 
@@ -413,27 +443,32 @@ void RunGroupedGemm(const char* op, const Lists& lists, Precision precision, Gro
   Operands operands(op, lists.states, stream);
   CollectMembers(op, lists, precision, &operands, group);
   const int device = lists.states->arrays[0]->ctx.device_id, major = ComputeMajor(device);
-  const KernelFamily tiles =
-      precision == Precision::kTf32 && major >= 8 ? KernelFamily::kTf32 : KernelFamily::kFp32;
+  const bool tf32 = precision == Precision::kTf32 && major >= 8, mixed = group->u8 && !tf32;
   std::vector<Gemm> gemms;
   for (int k = 0; k < group->count; k++) gemms.push_back(group->members[k].params.gemm);
-  const TileConfig config =
-      BestTileConfig(tiles, gemms.data(), group->count, major >= 9 ? kMaxSplits : 1);
-  group->splits = config.splits;
+  const int max_splits = major >= 9 ? kMaxSplits : 1;
+  MixedConfig config = {};
+  if (mixed)
+    config = BestMixedConfig(gemms.data(), group->count, max_splits);
+  else
+    config.of_floats = config.of_u8 = BestTileConfig(
+        tf32 ? KernelFamily::kTf32 : KernelFamily::kFp32, gemms.data(), group->count, max_splits);
+  group->splits = config.of_floats.splits;
   unsigned blocks = 0;
   for (int k = 0; k < group->count; k++) {
     GroupMember& member = group->members[k];
     GemmParams& params = member.params;
-    params = MakeParams(op, gemms[k], config);
+    const bool u8 = gemms[k].u8 != U8Operand::kNone;
+    params = MakeParams(op, gemms[k], u8 ? config.of_u8 : config.of_floats);
     for (int j = 1; j < lists.state_count; j++) params.aligned_out &= Aligned16(member.states[j]);
     group->first_block[k] = (int)blocks;
-    blocks += (unsigned)(params.row_tiles * params.col_tiles * config.splits);
+    blocks += (unsigned)(params.tiles * params.splits);
   }
-  const auto launch = tiles == KernelFamily::kFp32
-                          ? LaunchGroupedGemm<Fp32Tilings, Fp32Accumulator, false>
+  const auto launch = mixed       ? LaunchMixedGemm
+                      : !tf32     ? LaunchGroupedGemm<Fp32Tilings, Fp32Accumulator, false>
                       : group->u8 ? LaunchGroupedGemm<Tf32Tilings, Tf32Accumulator, true>
                                   : LaunchGroupedGemm<Tf32Tilings, Tf32Accumulator, false>;
-  launch(op, config.tiling, *group, blocks, major >= 9, stream);
+  launch(op, mixed ? config.mixed : config.of_floats.tiling, *group, blocks, major >= 9, stream);
 }
 
 template <class Rule>
