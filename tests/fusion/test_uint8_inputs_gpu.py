@@ -24,7 +24,6 @@ from fusion.test_weight_update import FLOAT32, OPTIMIZERS
 from support.devices import require
 from support.fusion import without
 
-
 PRECISIONS = ("fp32", "tf32")
 
 

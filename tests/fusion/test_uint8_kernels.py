@@ -261,7 +261,9 @@ class GpuUpdates(Kernels):
                         self.check((k, m, n, of, "A" if of == "B" else "B"), precision=precision)
 
     def test_gradients_at_fp32_are_those_of_whole_floats(self) -> None:
-        """Of bytes by tensor cores, of floats by FFMA beside them: errors of float32's sums."""
+        """Of bytes by tensor cores, of floats by FFMA beside them. On an H200 they were off by 0.74
+        and by 1.6 units of 2^-24 at most.
+        """
         for k, m, n in ((37, 70, 33), (300, 200, 100), (1000, 130, 64)):
             a, x, d = self.bytes_of(k, m), *self.rng.standard_normal((2, k, n)).astype(FLOAT32)
             states = [self.zeros(m, n), self.zeros(n, n)]
@@ -271,7 +273,7 @@ class GpuUpdates(Kernels):
                 of = scale * factor.astype(np.float64)
                 wanted, size = of.T @ d / -2, np.abs(of).T @ np.abs(d) / 2
                 error = np.abs(state.asnumpy() - wanted)
-                self.assertLess((error / size).max(), 3 * np.sqrt(k) * 2.0**-24)
+                self.assertLess((error / size).max(), 3 * 2.0**-24)
 
     def test_groups(self) -> None:
         products = [
@@ -283,6 +285,11 @@ class GpuUpdates(Kernels):
                 with self.subTest(precision=precision, count=count):
                     self.check(*products[:count], precision=precision)
         self.check(*products[1:2], scales=[])
+
+    def test_large_products_beside_those_of_bytes(self) -> None:
+        """The launcher takes the large tiles at fp32."""
+        for of in ("A", "B"):
+            self.check((33, 70, 40, of, ""), (33, 640, 600, "", "B"), precision=FP32)
 
     def test_arrays_at_any_address(self) -> None:
         for by in (1, 2, 4, 15, 16):

@@ -90,15 +90,20 @@ class U8Panel {
 template <int kExtent, class T, bool kKMajor, bool kKPairs>
 using FloatPanel = Panel<kExtent, T::kTileK, T::kThreads, kKMajor, kKMajor == kKPairs ? 8 : 4>;
 
+// The first 8 bits of a float, a number of bfloat16.
+__device__ __forceinline__ float FirstBits(float x) {
+  return __uint_as_float(__float_as_uint(x) & 0xffff0000u);
+}
+
 // Two floats as numbers of bfloat16, which leave out what is below their first 8 bits.
 __device__ __forceinline__ uint32_t CutToBfloat16(const float (&x)[2]) {
   return __float_as_uint(x[0]) >> 16 | (__float_as_uint(x[1]) & 0xffff0000u);
 }
 
-// What CutToBfloat16 leaves out of a float; infinities and NaNs stay what they are.
+// What CutToBfloat16 leaves out of a float; of infinities and NaNs, whose parts must not differ,
+// nothing.
 __device__ __forceinline__ float BelowBfloat16(float x) {
-  const float cut = __uint_as_float(__float_as_uint(x) & 0xffff0000u);
-  return fabsf(cut) < INFINITY ? x - cut : x;
+  return fabsf(FirstBits(x)) < INFINITY ? x - FirstBits(x) : 0.f;
 }
 
 // The accumulators for one uint8 operand: at tf32, or with kExact at fp32.
@@ -128,19 +133,10 @@ struct WithU8 {
     template <class F>
     __device__ __forceinline__ void Add(const float* a, const float* b, int k, F&& overlap) {
       overlap();
-      if constexpr (kExact) return AddExactly(a, b, k);
-#pragma unroll
-      for (int step = 0; step < T::kSliceK; step += 8) {
-        float frag_a[2 * kMmaM][2], frag_b[kMmaN][2];  // two k each
-        Read(a, b, k + step, frag_a, frag_b);
-#pragma unroll
-        for (int i = 0; i < kMmaM; i++) {
-          const float a16x8[4] = {frag_a[2 * i][0], frag_a[2 * i + 1][0], frag_a[2 * i][1],
-                                  frag_a[2 * i + 1][1]};
-#pragma unroll
-          for (int j = 0; j < kMmaN; j++) MultiplyAddTf32(a16x8, frag_b[j], sums_[i][j]);
-        }
-      }
+      if constexpr (kExact)
+        AddExactly(a, b, k);
+      else
+        AddRounded(a, b, k);
     }
 
     // Stores the accumulators to the tile in shared memory, or adds them to it.
@@ -171,13 +167,28 @@ struct WithU8 {
     }
 
    private:
+    __device__ __forceinline__ void AddRounded(const float* a, const float* b, int k) {
+#pragma unroll
+      for (int step = 0; step < T::kSliceK; step += 8) {
+        float frag_a[2 * kMmaM][2], frag_b[kMmaN][2];  // two k each
+        Read(a, b, k + step, frag_a, frag_b);
+#pragma unroll
+        for (int i = 0; i < kMmaM; i++) {
+          const float a16x8[4] = {frag_a[2 * i][0], frag_a[2 * i + 1][0], frag_a[2 * i][1],
+                                  frag_a[2 * i + 1][1]};
+#pragma unroll
+          for (int j = 0; j < kMmaN; j++) MultiplyAddTf32(a16x8, frag_b[j], sums_[i][j]);
+        }
+      }
+    }
+
     // mma.sync m16n8k16: a word is a lane's two k of eight. Where a slice is eight deep, the other
     // eight are zero. The parts below the first have sums of their own, to which the first would
     // leave less room.
     __device__ __forceinline__ void AddExactly(const float* a, const float* b, int k) {
       constexpr int kDepth = T::kSliceK % 16 == 0 ? 16 : 8;
       constexpr int kPartsA = kAIsU8 ? 1 : kParts, kPartsB = kAIsU8 ? kParts : 1;
-#pragma unroll
+#pragma unroll(T::kResident > 1 ? 1 : 2)  // for want of registers
       for (int step = 0; step < T::kSliceK; step += kDepth) {
         uint32_t words_a[kPartsA][kMmaM][4] = {}, words_b[kPartsB][kMmaN][2] = {};
 #pragma unroll
@@ -208,14 +219,13 @@ struct WithU8 {
 
     // Calls to(part, word) for the parts of two floats, first the one of their first 8 bits.
     template <class F>
-    static __device__ __forceinline__ void Split(float (&x)[2], F&& to) {
-#pragma unroll
-      for (int part = 0; part < kParts; part++) {
-        to(part, CutToBfloat16(x));
-        x[0] = BelowBfloat16(x[0]), x[1] = BelowBfloat16(x[1]);
-      }
+    static __device__ __forceinline__ void Split(const float (&x)[2], F&& to) {
+      const float below[2] = {BelowBfloat16(x[0]), BelowBfloat16(x[1])};
+      const float last[2] = {below[0] - FirstBits(below[0]), below[1] - FirstBits(below[1])};
+      to(0, CutToBfloat16(x));
+      to(1, CutToBfloat16(below));
+      to(2, CutToBfloat16(last));
     }
-
     // The lane's fragments of A and B at eight k.
     __device__ __forceinline__ void Read(const float* a, const float* b, int k,
                                          float (&frag_a)[2 * kMmaM][2],
@@ -295,15 +305,20 @@ struct WithU8 {
   };
 };
 
-// Tiles of GEMMs of floats and of bytes in one launch at fp32. FFMA takes several times as long for
-// an element as tensor cores do, so that its tiles are smaller. The numbers are those of tilings.
-template <int kFloats, int kU8>
-struct MixedTiling {
-  static constexpr int kOfFloats = kFloats, kOfU8 = kU8;
-  using OfFloats = std::tuple_element_t<kFloats, Fp32Tilings>;
-  using OfU8 = std::tuple_element_t<kU8, Tf32Tilings>;
+// Tiles of GEMMs in one launch at fp32: of floats, by FFMA, and of those whose A, or whose B, is of
+// bytes, by tensor cores, which take a fraction of the time for an element. Two of the first tiles
+// are resident together; the second ones are for many or large GEMMs of floats.
+struct SmallMixedTiling {
+  using OfFloats = Tiling<32, 32, 4, 4, 4, 32, 5>;
+  using OfU8A = Tiling<64, 64, 2, 8, 4, 64, 3>;
+  using OfU8B = Tiling<64, 64, 2, 4, 8, 64, 3>;
 };
-using MixedTilings = std::tuple<MixedTiling<3, 0>, MixedTiling<1, 0>>;
+struct LargeMixedTiling {
+  using OfFloats = Tiling<64, 64, 4, 8, 8, 32, 3>;
+  using OfU8A = Tiling<128, 64, 2, 8, 8, 64, 3>;
+  using OfU8B = Tiling<64, 128, 2, 8, 8, 64, 3>;
+};
+using MixedTilings = std::tuple<SmallMixedTiling, LargeMixedTiling>;
 
 }  // namespace cuda
 }  // namespace dlsys

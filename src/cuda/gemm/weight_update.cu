@@ -242,13 +242,25 @@ __device__ __forceinline__ void RunTile(const GroupedGemm& group, int block, flo
   if (params.splits > 1) LeaveCluster();  // its shared memory outlives the peers' reads
 }
 
-// GEMMs with a uint8 operand are in tiles of TilesOfU8, the others in those of T.
-template <class T, class TilesOfU8, template <class, bool, bool> class Accumulator, bool kAnyU8,
-          bool kExact>
-__global__
-__launch_bounds__(T::kThreads, std::min(T::kResident, TilesOfU8::kResident)) void GroupedGemmKernel(
-    const __grid_constant__ GroupedGemm group) {
-  static_assert(T::kThreads == TilesOfU8::kThreads, "one launch");
+// One tiling for all GEMMs.
+template <class T>
+struct Uniform {
+  using OfFloats = T;
+  using OfU8A = T;
+  using OfU8B = T;
+};
+
+// Those with a uint8 operand are in tiles of their own. kExact: at fp32.
+template <class Tilings, template <class, bool, bool> class Accumulator, bool kAnyU8, bool kExact>
+__global__ __launch_bounds__(
+    Tilings::OfFloats::kThreads,
+    std::min(Tilings::OfFloats::kResident,
+             Tilings::OfU8A::kResident)) void GroupedGemmKernel(const __grid_constant__ GroupedGemm
+                                                                    group) {
+  using T = typename Tilings::OfFloats;
+  using OfU8A = typename Tilings::OfU8A;
+  using OfU8B = typename Tilings::OfU8B;
+  static_assert(T::kThreads == OfU8A::kThreads && T::kThreads == OfU8B::kThreads, "one launch");
   float* const memory = DynamicShared<float>();
   __shared__ float thread_sums[T::kThreads];
   __shared__ __align__(16) unsigned char bytes[sizeof(Shared)];
@@ -263,11 +275,11 @@ __launch_bounds__(T::kThreads, std::min(T::kResident, TilesOfU8::kResident)) voi
   const int block = blockIdx.x - group.first_block[k];
   const U8Operand u8 = kAnyU8 ? shared.member.params.gemm.u8 : U8Operand::kNone;
   if (kAnyU8 && u8 == U8Operand::kA)
-    RunTile<TilesOfU8, WithU8<U8Operand::kA, kExact>::template Accumulator>(group, block, memory,
-                                                                            thread_sums, &shared);
+    RunTile<OfU8A, WithU8<U8Operand::kA, kExact>::template Accumulator>(group, block, memory,
+                                                                        thread_sums, &shared);
   else if (kAnyU8 && u8 == U8Operand::kB)
-    RunTile<TilesOfU8, WithU8<U8Operand::kB, kExact>::template Accumulator>(group, block, memory,
-                                                                            thread_sums, &shared);
+    RunTile<OfU8B, WithU8<U8Operand::kB, kExact>::template Accumulator>(group, block, memory,
+                                                                        thread_sums, &shared);
   else
     RunTile<T, Accumulator>(group, block, memory, thread_sums, &shared);
 }
@@ -280,38 +292,36 @@ using namespace grouped;
 
 // ---- launchers ----
 
-template <class T, class TilesOfU8, template <class, bool, bool> class Accumulator, bool kAnyU8,
-          bool kExact>
+template <class Tilings, template <class, bool, bool> class Accumulator, bool kAnyU8, bool kExact>
 void LaunchTilings(const char* op, const GroupedGemm& group, unsigned blocks, bool allow_pdl,
                    DLStream stream) {
+  using T = typename Tilings::OfFloats;
+  using OfU8A = typename Tilings::OfU8A;
+  using OfU8B = typename Tilings::OfU8B;
   size_t nbytes = MemoryNbytes<T, Accumulator<T, true, false>>();
   if (kAnyU8) {
-    using OfA =
-        typename WithU8<U8Operand::kA, kExact>::template Accumulator<TilesOfU8, true, false>;
-    using OfB =
-        typename WithU8<U8Operand::kB, kExact>::template Accumulator<TilesOfU8, true, false>;
-    nbytes = std::max({nbytes, MemoryNbytes<TilesOfU8, OfA>(), MemoryNbytes<TilesOfU8, OfB>()});
+    using A = typename WithU8<U8Operand::kA, kExact>::template Accumulator<OfU8A, true, false>;
+    using B = typename WithU8<U8Operand::kB, kExact>::template Accumulator<OfU8B, true, false>;
+    nbytes = std::max({nbytes, MemoryNbytes<OfU8A, A>(), MemoryNbytes<OfU8B, B>()});
   }
-  LaunchSmall(op, GroupedGemmKernel<T, TilesOfU8, Accumulator, kAnyU8, kExact>, blocks,
+  LaunchSmall(op, GroupedGemmKernel<Tilings, Accumulator, kAnyU8, kExact>, blocks,
               (unsigned)group.splits, T::kThreads, nbytes, allow_pdl, stream, group);
 }
 
-// One tiling for all.
 template <class Tilings, template <class, bool, bool> class Accumulator, bool kAnyU8>
-void LaunchGroupedGemm(const char* op, int tiling, const GroupedGemm& group, unsigned blocks,
-                       bool allow_pdl, DLStream stream) {
+void LaunchUniform(const char* op, int tiling, const GroupedGemm& group, unsigned blocks,
+                   bool allow_pdl, DLStream stream) {
   WithTiling<Tilings>(tiling, [&](auto of) {
-    using T = typename decltype(of)::type;
-    LaunchTilings<T, T, Accumulator, kAnyU8, false>(op, group, blocks, allow_pdl, stream);
+    LaunchTilings<Uniform<typename decltype(of)::type>, Accumulator, kAnyU8, false>(
+        op, group, blocks, allow_pdl, stream);
   });
 }
 
-void LaunchMixedGemm(const char* op, int mixed, const GroupedGemm& group, unsigned blocks,
-                     bool allow_pdl, DLStream stream) {
+void LaunchMixed(const char* op, int mixed, const GroupedGemm& group, unsigned blocks,
+                 bool allow_pdl, DLStream stream) {
   WithTiling<MixedTilings>(mixed, [&](auto of) {
-    using Mixed = typename decltype(of)::type;
-    LaunchTilings<typename Mixed::OfFloats, typename Mixed::OfU8, Fp32Accumulator, true, true>(
-        op, group, blocks, allow_pdl, stream);
+    LaunchTilings<typename decltype(of)::type, Fp32Accumulator, true, true>(op, group, blocks,
+                                                                            allow_pdl, stream);
   });
 }
 
@@ -447,28 +457,29 @@ void RunGroupedGemm(const char* op, const Lists& lists, Precision precision, Gro
   std::vector<Gemm> gemms;
   for (int k = 0; k < group->count; k++) gemms.push_back(group->members[k].params.gemm);
   const int max_splits = major >= 9 ? kMaxSplits : 1;
+  TileConfig uniform = {};
   MixedConfig config = {};
   if (mixed)
     config = BestMixedConfig(gemms.data(), group->count, max_splits);
   else
-    config.of_floats = config.of_u8 = BestTileConfig(
-        tf32 ? KernelFamily::kTf32 : KernelFamily::kFp32, gemms.data(), group->count, max_splits);
-  group->splits = config.of_floats.splits;
+    uniform = BestTileConfig(tf32 ? KernelFamily::kTf32 : KernelFamily::kFp32, gemms.data(),
+                             group->count, max_splits);
+  group->splits = mixed ? config.splits : uniform.splits;
   unsigned blocks = 0;
   for (int k = 0; k < group->count; k++) {
     GroupMember& member = group->members[k];
     GemmParams& params = member.params;
-    const bool u8 = gemms[k].u8 != U8Operand::kNone;
-    params = MakeParams(op, gemms[k], u8 ? config.of_u8 : config.of_floats);
+    params = mixed ? MakeParams(op, gemms[k], config.Of(gemms[k].u8), config.splits)
+                   : MakeParams(op, gemms[k], uniform);
     for (int j = 1; j < lists.state_count; j++) params.aligned_out &= Aligned16(member.states[j]);
     group->first_block[k] = (int)blocks;
     blocks += (unsigned)(params.tiles * params.splits);
   }
-  const auto launch = mixed       ? LaunchMixedGemm
-                      : !tf32     ? LaunchGroupedGemm<Fp32Tilings, Fp32Accumulator, false>
-                      : group->u8 ? LaunchGroupedGemm<Tf32Tilings, Tf32Accumulator, true>
-                                  : LaunchGroupedGemm<Tf32Tilings, Tf32Accumulator, false>;
-  launch(op, mixed ? config.mixed : config.of_floats.tiling, *group, blocks, major >= 9, stream);
+  const auto launch = mixed       ? LaunchMixed
+                      : !tf32     ? LaunchUniform<Fp32Tilings, Fp32Accumulator, false>
+                      : group->u8 ? LaunchUniform<Tf32Tilings, Tf32Accumulator, true>
+                                  : LaunchUniform<Tf32Tilings, Tf32Accumulator, false>;
+  launch(op, mixed ? config.mixed : uniform.tiling, *group, blocks, major >= 9, stream);
 }
 
 template <class Rule>
