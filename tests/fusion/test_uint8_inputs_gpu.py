@@ -24,6 +24,8 @@ from fusion.test_weight_update import FLOAT32, OPTIMIZERS
 from support.devices import require
 from support.fusion import without
 
+PRECISIONS = ("fp32", "tf32")
+
 
 def as_floats() -> AbstractContextManager:
     """Executors without the pass."""
@@ -76,16 +78,18 @@ def network() -> tuple[DeviceLoader, nn.MLP, list[Node]]:
 
 @require(gpu(0))
 class GpuTraining(unittest.TestCase):
-    """Steps on a GPU in tf32 that read bytes, against those that read floats and against numpy."""
+    """Steps on a GPU that read bytes, against those that read floats and against numpy."""
 
     ctx: Context = gpu(0)
 
-    def run_on(self, ctx: Context | None, build: Callable[[], tuple]) -> list[np.ndarray]:
+    def run_on(
+        self, ctx: Context | None, build: Callable[[], tuple], precision: str = "fp32"
+    ) -> list[np.ndarray]:
         """What is fetched of some runs, of which a GPU records the second, and then all states."""
         fetches, states = build()
         for state in states:
             state.to(ctx)
-        executor = ad.Executor(fetches, ctx, "tf32" if ctx else "fp32")
+        executor = ad.Executor(fetches, ctx, precision)
         values = [executor.run({}, True) for _ in range(4)]
         if ctx is not None:
             self.kernels = [step.node.op.name for step in executor.plan({}).steps]
@@ -93,15 +97,16 @@ class GpuTraining(unittest.TestCase):
 
     def check(self, build: Callable[[], tuple], *, exact: bool = True) -> None:
         """The bits are those of floats, and where nothing is rounded those of numpy."""
-        with as_floats():
-            wanted = self.run_on(self.ctx, build)
-        self.assertIn("shuffled_batch", self.kernels)
-        found = self.run_on(self.ctx, build)
-        self.assertIn("shuffled_rows", self.kernels)
-        self.assertNotIn("shuffled_batch", self.kernels)
-        for got, right, numpys in zip(found, wanted, self.run_on(None, build), strict=True):
-            np.testing.assert_array_equal(got, right)
-            np.testing.assert_allclose(got, numpys, rtol=0 if exact else 1e-4)
+        for precision in PRECISIONS:
+            with as_floats():
+                wanted = self.run_on(self.ctx, build, precision)
+            self.assertIn("shuffled_batch", self.kernels)
+            found = self.run_on(self.ctx, build, precision)
+            self.assertIn("shuffled_rows", self.kernels)
+            self.assertNotIn("shuffled_batch", self.kernels)
+            for got, right, numpys in zip(found, wanted, self.run_on(None, build), strict=True):
+                np.testing.assert_array_equal(got, right)
+                np.testing.assert_allclose(got, numpys, rtol=0 if exact else 1e-4)
 
     def test_steps_have_the_bits_of_floats(self) -> None:
         for shape in ((16,), (1, 4, 8), (1, 28, 28), (33,), (1,)):
@@ -126,18 +131,18 @@ class GpuTraining(unittest.TestCase):
             loader, model, fetches = network()
             executor = ad.Executor(fetches, ctx, precision)
             names = [step.node.op.name for step in executor.plan({}).steps]
-            self.assertEqual("matmul_u8_bias" in names, precision == "tf32")
+            self.assertEqual("matmul_u8_bias" in names, ctx is not None)
             found.append([float(executor.run({}, True)[0]) for _ in range(8)])
         np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
         np.testing.assert_allclose(found[2], found[0], rtol=2e-3)  # factors of 10 bits
         self.assertNotEqual(found[2], found[1])
 
     def test_runs_give_the_same_bits(self) -> None:
-        bits = []
-        for _ in range(2):
-            for many in (False, True):
+        for precision in PRECISIONS:
+            bits = []
+            for many in (False, True, False, True):
                 loader, model, fetches = network()
-                executor = ad.Executor(fetches, self.ctx, "tf32")
+                executor = ad.Executor(fetches, self.ctx, precision)
                 if many:
                     executor.run_many(6)
                 else:
@@ -145,10 +150,11 @@ class GpuTraining(unittest.TestCase):
                         executor.run()
                 values = [loader.step, *model.parameters()]
                 bits.append(b"".join(value.asnumpy().tobytes() for value in values))
-        self.assertEqual(len(set(bits)), 1)
+            self.assertEqual(len(set(bits)), 1)
 
     def test_every_step_passes_the_check(self) -> None:
-        ad.Executor(network()[2], self.ctx, "tf32").check({})
+        for precision in PRECISIONS:
+            ad.Executor(network()[2], self.ctx, precision).check({})
 
 
 @require(gpu(0))

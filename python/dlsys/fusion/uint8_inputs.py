@@ -1,9 +1,9 @@
-"""uint8 inputs: a batch of uint8 stays so until the products that read it, in tf32.
+"""uint8 inputs: a batch of uint8 stays so until the products that read it, in fp32 and tf32.
 
 Pattern: a shuffled batch of uint8 samples, scaled by one number, all of whose readers are products
-or fused updates. Tensor cores take uint8 for integers, which tf32 holds exactly: nothing is
-rounded, and the scale multiplies the sums. The batch is a quarter as large wherever it is written
-and read.
+or fused updates. Tensor cores take uint8 for integers, which they hold exactly: nothing of them is
+rounded, and the scale multiplies the sums. In fp32 nothing of the other factor is either, which
+they take in three parts. The batch is a quarter as large wherever it is written and read.
 """
 
 from __future__ import annotations
@@ -120,5 +120,5 @@ FUSION = Pass(
     fuse,
     position=90,
     needs=("matmul_u8", "matmul_u8_bias"),
-    when=lambda options: options.precision == "tf32",
+    when=lambda options: options.precision in ("fp32", "tf32"),
 )

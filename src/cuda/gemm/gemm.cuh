@@ -29,7 +29,7 @@ struct Epilogue {
   bool Empty() const { return !bias && !activation && !gradient; }
 };
 
-// The operand that is uint8, dequantized by one scale. Only the tf32 kernels take one.
+// The operand that is uint8, dequantized by one scale. Only tensor cores take one.
 enum class U8Operand { kNone, kA, kB };
 
 // C (m, n) = op(A) (m, k) op(B) (k, n), contiguous, row-major; op transposes where told to. C

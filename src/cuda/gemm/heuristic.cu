@@ -77,6 +77,31 @@ constexpr TileCost kU8Costs[] = {
     {"64x32", 64, 32, 1, 3.3, 5.0, 5.0}, {"32x32", 32, 32, 2, 2.8, 4.7, 2.9},
     {"32x16", 32, 16, 2, 2.7, 3.2, 3.9}, {"16x32", 16, 32, 2, 2.7, 3.2, 3.9}};
 
+// Of MixedTilings: how many blocks a multiprocessor runs together, and nanoseconds per k of one of
+// them; those of several together are kTogether times as long as one after the other. Of FFMA as
+// above, the others estimated.
+struct MixedCost {
+  TileSize of_floats, of_u8_a, of_u8_b;
+  int resident;
+  double ns, ns_of_u8;
+};
+constexpr double kTogether = 0.7;
+template <class Mixed>
+constexpr MixedCost MixedCostOf(double ns, double ns_of_u8) {
+  const auto size = [](auto of) {
+    using T = typename decltype(of)::type;
+    return TileSize{T::kTileM, T::kTileN};
+  };
+  return {size(Type<typename Mixed::OfFloats>()),
+          size(Type<typename Mixed::OfU8A>()),
+          size(Type<typename Mixed::OfU8B>()),
+          std::min(Mixed::OfFloats::kResident, Mixed::OfU8A::kResident),
+          ns,
+          ns_of_u8};
+}
+constexpr MixedCost kMixedCosts[] = {MixedCostOf<SmallMixedTiling>(12.3, 12),
+                                     MixedCostOf<LargeMixedTiling>(30, 24)};
+
 // Shared memory of a block, the largest over the operands' layouts.
 template <class T, template <class, bool, bool> class Accumulator, bool kNeverTransA>
 constexpr size_t MaxSharedNbytes() {
@@ -111,7 +136,7 @@ const FamilyModel& ModelOf(KernelFamily family) {
       ModelOf<Fp32Tilings, Fp32Accumulator>(kFp32Costs),
       ModelOf<Tf32Tilings, Tf32Accumulator>(kTf32Costs),
       ModelOf<Tf32Tilings, SplitTf32Accumulator>(k3xTf32Costs),
-      ModelOf<U8Tilings, WithU8<U8Operand::kA>::Accumulator, true>(kU8Costs),
+      ModelOf<U8Tilings, WithU8<U8Operand::kA, true>::Accumulator, true>(kU8Costs),
       ModelOf<LargeTilings, OuterAccumulator>(kLargeCosts),
       ModelOf<LargeTensorTilings, Tf32Accumulator>(kLargeTf32Costs),
       ModelOf<LargeTensorTilings, SplitTf32Accumulator>(kLarge3xTf32Costs),
@@ -119,6 +144,9 @@ const FamilyModel& ModelOf(KernelFamily family) {
   return (*models)[(int)family];
 }
 
+// A block of the rung `hopper` has a multiprocessor's whole shared memory: it begins behind all
+// blocks of the kernel before, and those of the next one behind it.
+constexpr double kAloneUs = 1;
 constexpr double kWaveUs = 1.5;  // of each wave of blocks after the first
 // A GEMM with so large a K may have more splits than a cluster has blocks, through a workspace of
 // at most so many elements.
@@ -157,18 +185,18 @@ double CountTiles(const Gemm* gemms, int count, const TileCost& cost) {
   return tiles;
 }
 
+double ReduceUs(int splits) {
+  return splits == 1 ? 0 : splits == 2 ? 0.7 : splits == 4 ? 1.1 : splits == 8 ? 1.9 : kKernelUs;
+}
+
 // Estimated time of tiles in one launch, the largest K of which is `k`.
 double EstimateUs(double tiles, int64_t k, const TileCost& cost, int splits, int multiprocessors) {
   const double on_each = std::ceil(tiles * splits / UsableMultiprocessors(multiprocessors, splits));
   const double waves = std::ceil(on_each / cost.resident);
   const double concurrent = on_each < cost.resident ? on_each : cost.resident;
   const double k_ns = waves * (cost.ns + (concurrent - 1) * cost.ns_more);
-  const double reduce_us = splits == 1   ? 0
-                           : splits == 2 ? 0.7
-                           : splits == 4 ? 1.1
-                           : splits == 8 ? 1.9
-                                         : kKernelUs;
-  return cost.us + reduce_us + (waves - 1) * kWaveUs + (double)KSlice(k, splits) * k_ns * 1e-3;
+  return cost.us + ReduceUs(splits) + (waves - 1) * kWaveUs +
+         (double)KSlice(k, splits) * k_ns * 1e-3;
 }
 
 // No split of K may be empty.
@@ -265,6 +293,35 @@ TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int
   return best;
 }
 
+MixedConfig BestMixedConfig(const Gemm* gemms, int count, int max_splits) {
+  const int multiprocessors = Multiprocessors(gemms->ctx.device_id);
+  int64_t k = 0;
+  for (int i = 0; i < count; i++) k = std::max(k, gemms[i].k);
+  MixedConfig best = {};
+  double best_us = INFINITY;
+  for (const MixedCost& cost : kMixedCosts) {
+    for (int splits = 1; splits <= max_splits && HasNoEmptySplit(k, splits); splits *= 2) {
+      const MixedConfig config = {(int)(&cost - kMixedCosts), splits, cost.of_floats, cost.of_u8_a,
+                                  cost.of_u8_b};
+      double ns = 0, longest = 0, blocks = 0;  // per k
+      for (const Gemm* p = gemms; p < gemms + count; p++) {
+        const double of_block = p->u8 != U8Operand::kNone ? cost.ns_of_u8 : cost.ns;
+        const TileSize& tile = config.Of(p->u8);
+        const double tiles = (double)(splits * CeilDiv(p->m, tile.m) * CeilDiv(p->n, tile.n));
+        ns += of_block * tiles, blocks += tiles;
+        longest = std::max(longest, of_block);
+      }
+      const double usable = UsableMultiprocessors(multiprocessors, splits);
+      const double shared = ns / usable * (cost.resident > 1 ? kTogether : 1);
+      const bool at_once = blocks <= cost.resident * usable;
+      const double on_each = at_once ? std::max(longest, shared) : longest + shared;
+      const double us = on_each * 1e-3 * (double)KSlice(k, splits) + ReduceUs(splits);
+      if (us < best_us) best = config, best_us = us;
+    }
+  }
+  return best;
+}
+
 namespace {
 
 bool HasLargeFamily(KernelFamily family) { return family < KernelFamily::kU8; }
@@ -311,8 +368,11 @@ TileConfig BestTileConfig(KernelFamily family, const Gemm& p) {
 }
 
 GemmParams MakeParams(const char* op, const Gemm& p, const TileConfig& config) {
-  const TileCost& size = ModelOf(config.family)[config.tiling].cost;
-  const int splits = config.splits;
+  const TileCost& cost = ModelOf(config.family)[config.tiling].cost;
+  return MakeParams(op, p, {cost.m, cost.n}, config.splits);
+}
+
+GemmParams MakeParams(const char* op, const Gemm& p, const TileSize& size, int splits) {
   // One tile at least: operand sums need the tiles of an empty C too.
   const int64_t rows = std::max<int64_t>(1, CeilDiv(p.m, size.m));
   const int64_t cols = std::max<int64_t>(1, CeilDiv(p.n, size.n));
@@ -384,14 +444,15 @@ void RunEpilogueAndSums(const char* op, const Gemm& p, DLStream stream) {
 void RunGemmByHeuristic(const char* op, const Gemm& p, DLStream stream) {
   const double sums_us = p.IsNarrow() && MakesSumsOnHopper(p) ? kReduceUs : OperandSumsUs(p);
   const double tiled_us = TiledUs(p), hopper_us = HopperUs(p) + sums_us;
-  const double cublas_us = CublasUs(p), own_us = std::min(tiled_us, hopper_us);
+  const bool hopper = hopper_us + (p.IsNarrow() ? 0 : kAloneUs) < tiled_us;
+  const double cublas_us = CublasUs(p), own_us = hopper ? hopper_us : tiled_us;
   const bool cublas = cublas_us < own_us && !*CublasError();
   if (cublas && p.IsNarrow()) return RunNarrowCublasGemm(op, p, stream);
   if (cublas) {
     RunCublasGemm(op, p, stream);
     return RunEpilogueAndSums(op, p, stream);
   }
-  if (hopper_us < tiled_us) return kHopper.run(op, p, kHeuristic, stream);
+  if (hopper) return kHopper.run(op, p, kHeuristic, stream);
   RunOwnGemm(op, p, stream);
 }
 

@@ -345,6 +345,10 @@ enum class KernelFamily { kFp32, kTf32, k3xTf32, kU8, kLargeFp32, kLargeTf32, kL
 constexpr int kKernelFamilies = 8;
 KernelFamily FamilyOf(const Gemm& gemm);
 
+struct TileSize {
+  int m, n;
+};
+
 // A tiling index of a family and a number of splits, with the estimated time.
 struct TileConfig {
   KernelFamily family;
@@ -356,6 +360,15 @@ struct TileConfig {
 };
 // The heuristic: the fastest configuration for GEMMs in one launch that fits shared memory.
 TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int max_splits);
+// The same for GEMMs of which some are of bytes, at fp32: one of MixedTilings.
+struct MixedConfig {
+  int mixed, splits;
+  TileSize of_floats, of_u8_a, of_u8_b;
+  const TileSize& Of(U8Operand u8) const {
+    return u8 == U8Operand::kNone ? of_floats : u8 == U8Operand::kA ? of_u8_a : of_u8_b;
+  }
+};
+MixedConfig BestMixedConfig(const Gemm* gemms, int count, int max_splits);
 // The heuristic for one GEMM, in a family or that of large tiles.
 TileConfig BestTileConfig(KernelFamily family, const Gemm& gemm);
 void RunTiledGemm(const char* op, const Gemm& gemm, TileConfig config, DLStream stream);
@@ -366,6 +379,7 @@ std::vector<std::string> TiledVariants(KernelFamily family);
 TileConfig VariantConfig(KernelFamily family, const Gemm& gemm, int variant);
 bool FitsTiled(KernelFamily family, const Gemm& gemm, int variant);
 // Kernel parameters, with K cut into slices.
+GemmParams MakeParams(const char* op, const Gemm& gemm, const TileSize& tile, int splits);
 GemmParams MakeParams(const char* op, const Gemm& gemm, const TileConfig& config);
 
 template <class T>

@@ -1,7 +1,6 @@
 // matmul_u8: GEMM of a uint8 A, as a batch of images in device memory is, and a float B, with
-// dequantization scale, bias and activation fused. It runs on tensor cores (uint8.cuh); where those
-// are missing or the precision is fp32, A is dequantized to scratch first and the float kernels
-// run.
+// dequantization scale, bias and activation fused. It runs on tensor cores (uint8.cuh), at fp32
+// too; where those are missing, A is dequantized to scratch first and the float kernels run.
 #include "cuda/gemm/kernel.cuh"
 #include "cuda/gemm/uint8.cuh"
 #include "operators/device_batch.h"
@@ -50,9 +49,7 @@ DLSYS_ALGORITHMS(cuda, matmul_u8_bias, GemmAlgorithms);
 }  // namespace
 
 Dequantized::Dequantized(const char* op, Gemm* product, DLStream stream) {
-  const bool tensor = product->precision == Precision::kTf32;
-  if (product->u8 == U8Operand::kNone || (tensor && ComputeMajor(product->ctx.device_id) >= 8))
-    return;
+  if (product->u8 == U8Operand::kNone || ComputeMajor(product->ctx.device_id) >= 8) return;
   const bool of_a = product->u8 == U8Operand::kA;
   const float*& operand = of_a ? product->a : product->b;
   const int64_t numel = (of_a ? product->m : product->n) * product->k;
@@ -65,8 +62,11 @@ Dequantized::Dequantized(const char* op, Gemm* product, DLStream stream) {
 
 void LaunchU8(const char* op, int tiling, const GemmParams& params, DLStream stream) {
   WithTiling<U8Tilings>(tiling, [&](auto of) {
-    LaunchTiles<typename decltype(of)::type, WithU8<U8Operand::kA>::Accumulator, true>(op, params,
-                                                                                       stream);
+    using T = typename decltype(of)::type;
+    if (params.gemm.precision == Precision::kTf32)
+      LaunchTiles<T, WithU8<U8Operand::kA, false>::Accumulator, true>(op, params, stream);
+    else
+      LaunchTiles<T, WithU8<U8Operand::kA, true>::Accumulator, true>(op, params, stream);
   });
 }
 

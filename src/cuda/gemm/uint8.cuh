@@ -1,6 +1,10 @@
 // GEMM with one uint8 operand on tensor cores. The operand stays uint8 in shared memory, a quarter
-// of its size as floats, and is converted to float as fragments are loaded; tf32 holds 0 to 255
+// of its size as floats, and is converted as fragments are loaded; tf32 and bfloat16 hold 0 to 255
 // exactly. The dequantization scale multiplies the finished sums.
+//
+// At tf32 the other operand is rounded. At fp32 it is the sum of three numbers of bfloat16, whose
+// 8 bits each are all 24 of a float32: every product is exact, and sums are of float32. That is
+// three mma.sync of twice the depth, which is still far less than FFMA takes.
 //
 // A lane loads adjacent bytes together, so its fragments are a permutation of what mma.sync
 // expects: either the same permutation of K in both operands, or one of M (or N) that Store undoes.
@@ -86,8 +90,24 @@ class U8Panel {
 template <int kExtent, class T, bool kKMajor, bool kKPairs>
 using FloatPanel = Panel<kExtent, T::kTileK, T::kThreads, kKMajor, kKMajor == kKPairs ? 8 : 4>;
 
-// The Tf32Accumulator for one uint8 operand.
-template <U8Operand kU8>
+// The first 8 bits of a float, a number of bfloat16.
+__device__ __forceinline__ float FirstBits(float x) {
+  return __uint_as_float(__float_as_uint(x) & 0xffff0000u);
+}
+
+// Two floats as numbers of bfloat16, which leave out what is below their first 8 bits.
+__device__ __forceinline__ uint32_t CutToBfloat16(const float (&x)[2]) {
+  return __float_as_uint(x[0]) >> 16 | (__float_as_uint(x[1]) & 0xffff0000u);
+}
+
+// What CutToBfloat16 leaves out of a float; of infinities and NaNs, whose parts must not differ,
+// nothing.
+__device__ __forceinline__ float BelowBfloat16(float x) {
+  return fabsf(FirstBits(x)) < INFINITY ? x - FirstBits(x) : 0.f;
+}
+
+// The accumulators for one uint8 operand: at tf32, or with kExact at fp32.
+template <U8Operand kU8, bool kExact>
 struct WithU8 {
   static constexpr bool kAIsU8 = kU8 == U8Operand::kA;
 
@@ -95,6 +115,7 @@ struct WithU8 {
   class Accumulator {
     using Warp = WarpTile<T, kTransA, kTransB>;
     static constexpr int kMmaM = T::kWarpM / 16, kMmaN = T::kWarpN / 8;
+    static constexpr int kParts = 3;  // of a float, which together are all of it
     // M- or N-major bytes: a lane takes adjacent rows (columns). K-major: two adjacent k at a time,
     // at which it reads the float operand too.
     static constexpr bool kKPairs = kAIsU8 ? !kTransA : kTransB;
@@ -112,18 +133,10 @@ struct WithU8 {
     template <class F>
     __device__ __forceinline__ void Add(const float* a, const float* b, int k, F&& overlap) {
       overlap();
-#pragma unroll
-      for (int step = 0; step < T::kSliceK; step += 8) {
-        float frag_a[2 * kMmaM][2], frag_b[kMmaN][2];  // two k each
-        Read(a, b, k + step, frag_a, frag_b);
-#pragma unroll
-        for (int i = 0; i < kMmaM; i++) {
-          const float a16x8[4] = {frag_a[2 * i][0], frag_a[2 * i + 1][0], frag_a[2 * i][1],
-                                  frag_a[2 * i + 1][1]};
-#pragma unroll
-          for (int j = 0; j < kMmaN; j++) MultiplyAddTf32(a16x8, frag_b[j], sums_[i][j]);
-        }
-      }
+      if constexpr (kExact)
+        AddExactly(a, b, k);
+      else
+        AddRounded(a, b, k);
     }
 
     // Stores the accumulators to the tile in shared memory, or adds them to it.
@@ -154,6 +167,65 @@ struct WithU8 {
     }
 
    private:
+    __device__ __forceinline__ void AddRounded(const float* a, const float* b, int k) {
+#pragma unroll
+      for (int step = 0; step < T::kSliceK; step += 8) {
+        float frag_a[2 * kMmaM][2], frag_b[kMmaN][2];  // two k each
+        Read(a, b, k + step, frag_a, frag_b);
+#pragma unroll
+        for (int i = 0; i < kMmaM; i++) {
+          const float a16x8[4] = {frag_a[2 * i][0], frag_a[2 * i + 1][0], frag_a[2 * i][1],
+                                  frag_a[2 * i + 1][1]};
+#pragma unroll
+          for (int j = 0; j < kMmaN; j++) MultiplyAddTf32(a16x8, frag_b[j], sums_[i][j]);
+        }
+      }
+    }
+
+    // mma.sync m16n8k16: a word is a lane's two k of eight. Where a slice is eight deep, the other
+    // eight are zero. The parts below the first have sums of their own, to which the first would
+    // leave less room.
+    __device__ __forceinline__ void AddExactly(const float* a, const float* b, int k) {
+      constexpr int kDepth = T::kSliceK % 16 == 0 ? 16 : 8;
+      constexpr int kPartsA = kAIsU8 ? 1 : kParts, kPartsB = kAIsU8 ? kParts : 1;
+#pragma unroll(T::kResident > 1 ? 1 : 2)  // for want of registers
+      for (int step = 0; step < T::kSliceK; step += kDepth) {
+        uint32_t words_a[kPartsA][kMmaM][4] = {}, words_b[kPartsB][kMmaN][2] = {};
+#pragma unroll
+        for (int half = 0; half < kDepth / 8; half++) {
+          float frag_a[2 * kMmaM][2], frag_b[kMmaN][2];
+          Read(a, b, k + step + 8 * half, frag_a, frag_b);
+#pragma unroll
+          for (int r = 0; r < 2 * kMmaM; r++)
+            Split(frag_a[r], [&](int part, uint32_t word) {
+              if (part < kPartsA) words_a[part][r / 2][2 * half + r % 2] = word;
+            });
+#pragma unroll
+          for (int j = 0; j < kMmaN; j++)
+            Split(frag_b[j], [&](int part, uint32_t word) {
+              if (part < kPartsB) words_b[part][j][half] = word;
+            });
+        }
+#pragma unroll
+        for (int part = kParts - 1; part >= 0; part--)
+#pragma unroll
+          for (int i = 0; i < kMmaM; i++)
+#pragma unroll
+            for (int j = 0; j < kMmaN; j++)
+              MultiplyAdd16Bit<bfloat16>(words_a[part % kPartsA][i], words_b[part % kPartsB][j],
+                                         part ? low_sums_[i][j] : sums_[i][j]);
+      }
+    }
+
+    // Calls to(part, word) for the parts of two floats, first the one of their first 8 bits.
+    template <class F>
+    static __device__ __forceinline__ void Split(const float (&x)[2], F&& to) {
+      const float below[2] = {BelowBfloat16(x[0]), BelowBfloat16(x[1])};
+      const float last[2] = {below[0] - FirstBits(below[0]), below[1] - FirstBits(below[1])};
+      to(0, CutToBfloat16(x));
+      to(1, CutToBfloat16(below));
+      to(2, CutToBfloat16(last));
+    }
     // The lane's fragments of A and B at eight k.
     __device__ __forceinline__ void Read(const float* a, const float* b, int k,
                                          float (&frag_a)[2 * kMmaM][2],
@@ -208,13 +280,14 @@ struct WithU8 {
           x = *(const float2*)&P::At(panel, mn, k);
         else
           x = make_float2(P::At(panel, mn, k), P::At(panel, mn, k + (kKPairs ? 1 : 4)));
-        to[i][0] = RoundedToTf32(x.x), to[i][1] = RoundedToTf32(x.y);
+        to[i][0] = kExact ? x.x : RoundedToTf32(x.x), to[i][1] = kExact ? x.y : RoundedToTf32(x.y);
       }
     }
 
     // The accumulator of the lane's row r and column 2 * j + e, scaled.
     __device__ __forceinline__ float At(int r, int j, int e) const {
-      return scale_ * sums_[r / 2][j][r % 2 * 2 + e];
+      const float sum = sums_[r / 2][j][r % 2 * 2 + e];
+      return scale_ * (kExact ? sum + low_sums_[r / 2][j][r % 2 * 2 + e] : sum);
     }
 
     static __device__ __forceinline__ void Put(float* to, const float (&x)[2], bool add) {
@@ -228,9 +301,24 @@ struct WithU8 {
 
     Warp warp_;
     const float scale_;
-    float sums_[kMmaM][kMmaN][4] = {};
+    float sums_[kMmaM][kMmaN][4] = {}, low_sums_[kMmaM][kMmaN][4] = {};
   };
 };
+
+// Tiles of GEMMs in one launch at fp32: of floats, by FFMA, and of those whose A, or whose B, is of
+// bytes, by tensor cores, which take a fraction of the time for an element. Two of the first tiles
+// are resident together; the second ones are for many or large GEMMs of floats.
+struct SmallMixedTiling {
+  using OfFloats = Tiling<32, 32, 4, 4, 4, 32, 5>;
+  using OfU8A = Tiling<64, 64, 2, 8, 4, 64, 3>;
+  using OfU8B = Tiling<64, 64, 2, 4, 8, 64, 3>;
+};
+struct LargeMixedTiling {
+  using OfFloats = Tiling<64, 64, 4, 8, 8, 32, 3>;
+  using OfU8A = Tiling<128, 64, 2, 8, 8, 64, 3>;
+  using OfU8B = Tiling<64, 128, 2, 8, 8, 64, 3>;
+};
+using MixedTilings = std::tuple<SmallMixedTiling, LargeMixedTiling>;
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -262,72 +262,90 @@ static __device__ __attribute__((noinline)) void SumOverRanks(
   sums.End();
 }
 
-// Runs the mainloop and makes the rule's step meanwhile; false where this run updates nothing.
+// What the blocks of a launch have in shared memory beside panels and tiles.
+struct Shared {
+  rule::Source source;
+  AnyStep step;
+  GroupMember member;
+  RankSums ranks;
+};
+
+// Computes a tile of a GEMM and updates the parameter, in tiles of T by that accumulator. The
+// rule's step is made during the mainloop.
 template <class T, template <class, bool, bool> class Accumulator>
-__device__ __forceinline__ bool ComputeTile(const GroupedGemm& group, const GemmParams& params,
-                                            const TileCoord& coord, OperandSums operand_sums,
-                                            float* memory, float* thread_sums, AnyStep* step) {
-  __shared__ rule::Source source;
-  if (threadIdx.x == 0) source = group.source;
+__device__ __forceinline__ void RunTile(const GroupedGemm& group, int block, float* memory,
+                                        float* thread_sums, Shared* shared) {
+  const GemmParams params = shared->member.params;
+  const TileCoord coord = TileCoordOf(params, block);
+  const OperandSums operand_sums(params.gemm, coord);
   Mainloop<T, Accumulator, true, false> mainloop(params, coord, memory);
   GridDependencySynchronize();
-  if (!group.source.Due(group.every_run)) return false;
+  if (!group.source.Due(group.every_run)) return;
   rule::Source::Seen seen = {};  // issued before the copies, behind which it would queue
   if (threadIdx.x == 0) seen = group.source.Look();
   mainloop.Begin();
   mainloop.Run(operand_sums, thread_sums, [&] {
-    if (threadIdx.x == 0) MakeStep(group.rule, source, seen, step);
+    if (threadIdx.x == 0) MakeStep(group.rule, shared->source, seen, &shared->step);
   });
-  return true;
-}
-
-// kAnyU8: some operand may be uint8.
-template <class T, template <class, bool, bool> class Accumulator, bool kAnyU8>
-__global__ __launch_bounds__(T::kThreads, T::kResident) void GroupedGemmKernel(
-    const __grid_constant__ GroupedGemm group) {
-  float* const memory = DynamicShared<float>();
-  __shared__ float thread_sums[T::kThreads];
-  __shared__ AnyStep step;
-  int k = 0;
-  while (k + 1 < group.count && (int)blockIdx.x >= group.first_block[k + 1]) k++;
-  // Kernel parameters that are indexed dynamically are slow to load: copied to shared memory first.
-  __shared__ __align__(16) int shared_member[sizeof(GroupMember) / sizeof(int)];
-  for (int i = threadIdx.x; i < (int)(sizeof(GroupMember) / sizeof(int)); i += T::kThreads)
-    shared_member[i] = ((const int*)&group.members[k])[i];
-  __shared__ RankSums shared_ranks;  // written before the launch, and read by every thread
-  if (group.ranks)
-    for (int i = threadIdx.x; i < (int)(sizeof(RankSums) / sizeof(int)); i += T::kThreads)
-      ((int*)&shared_ranks)[i] = ((const int*)group.ranks)[i];
-  __syncthreads();
-  const GroupMember& member = *(const GroupMember*)shared_member;
-  const GemmParams params = member.params;
-  const TileCoord coord = TileCoordOf(params, blockIdx.x - group.first_block[k]);
-  const OperandSums operand_sums(params.gemm, coord);
-  bool due;
-  if (kAnyU8 && params.gemm.u8 == U8Operand::kA)
-    due = ComputeTile<T, WithU8<U8Operand::kA>::template Accumulator>(
-        group, params, coord, operand_sums, memory, thread_sums, &step);
-  else if (kAnyU8 && params.gemm.u8 == U8Operand::kB)
-    due = ComputeTile<T, WithU8<U8Operand::kB>::template Accumulator>(
-        group, params, coord, operand_sums, memory, thread_sums, &step);
-  else
-    due =
-        ComputeTile<T, Accumulator>(group, params, coord, operand_sums, memory, thread_sums, &step);
-  if (!due) return;
   ReduceSlices<T>(memory);  // without a cluster each thread reads only what it wrote
   ThreadQuads quads = QuadsOf<T>(params, coord, memory);
   if (group.ranks) {
-    SumOverRanks<T>(group.rule, step, member, coord, operand_sums, thread_sums, quads,
-                    shared_ranks);
+    SumOverRanks<T>(group.rule, shared->step, shared->member, coord, operand_sums, thread_sums,
+                    quads, shared->ranks);
     quads.splits = 1;
   }
-  UpdateQuads(group.rule, step, member, quads);
+  UpdateQuads(group.rule, shared->step, shared->member, quads);
   if (coord.split == 0 && !group.ranks)
-    StoreOperandSums<T>(params, coord, operand_sums, thread_sums, params.splits,
-                        [&](int64_t at, float sum) {
-                          UpdateElement(group.rule, step, member.sum_states, at, sum);
-                        });
+    StoreOperandSums<T>(
+        params, coord, operand_sums, thread_sums, params.splits, [&](int64_t at, float sum) {
+          UpdateElement(group.rule, shared->step, shared->member.sum_states, at, sum);
+        });
   if (params.splits > 1) LeaveCluster();  // its shared memory outlives the peers' reads
+}
+
+// One tiling for all GEMMs.
+template <class T>
+struct Uniform {
+  using OfFloats = T;
+  using OfU8A = T;
+  using OfU8B = T;
+};
+
+// Those with a uint8 operand are in tiles of their own. kExact: at fp32.
+template <class Tilings, template <class, bool, bool> class Accumulator, bool kAnyU8, bool kExact>
+__global__ __launch_bounds__(
+    Tilings::OfFloats::kThreads,
+    std::min(Tilings::OfFloats::kResident,
+             Tilings::OfU8A::kResident)) void GroupedGemmKernel(const __grid_constant__ GroupedGemm
+                                                                    group) {
+  using T = typename Tilings::OfFloats;
+  using OfU8A = typename Tilings::OfU8A;
+  using OfU8B = typename Tilings::OfU8B;
+  static_assert(T::kThreads == OfU8A::kThreads && T::kThreads == OfU8B::kThreads, "one launch");
+  float* const memory = DynamicShared<float>();
+  __shared__ float thread_sums[T::kThreads];
+  __shared__ __align__(16) unsigned char bytes[sizeof(Shared)];
+  Shared& shared = *(Shared*)bytes;
+  int k = 0;
+  while (k + 1 < group.count && (int)blockIdx.x >= group.first_block[k + 1]) k++;
+  // Kernel parameters that are indexed dynamically are slow to load: copied to shared memory first.
+  for (int i = threadIdx.x; i < (int)(sizeof(GroupMember) / sizeof(int)); i += T::kThreads)
+    ((int*)&shared.member)[i] = ((const int*)&group.members[k])[i];
+  if (group.ranks)  // written before the launch
+    for (int i = threadIdx.x; i < (int)(sizeof(RankSums) / sizeof(int)); i += T::kThreads)
+      ((int*)&shared.ranks)[i] = ((const int*)group.ranks)[i];
+  if (threadIdx.x == 0) shared.source = group.source;
+  __syncthreads();
+  const int block = blockIdx.x - group.first_block[k];
+  const U8Operand u8 = kAnyU8 ? shared.member.params.gemm.u8 : U8Operand::kNone;
+  if (kAnyU8 && u8 == U8Operand::kA)
+    RunTile<OfU8A, WithU8<U8Operand::kA, kExact>::template Accumulator>(group, block, memory,
+                                                                        thread_sums, &shared);
+  else if (kAnyU8 && u8 == U8Operand::kB)
+    RunTile<OfU8B, WithU8<U8Operand::kB, kExact>::template Accumulator>(group, block, memory,
+                                                                        thread_sums, &shared);
+  else
+    RunTile<T, Accumulator>(group, block, memory, thread_sums, &shared);
 }
 
 }  // namespace grouped
@@ -338,16 +356,42 @@ using namespace grouped;
 
 // ---- launchers ----
 
+template <class Tilings, template <class, bool, bool> class Accumulator, bool kAnyU8, bool kExact>
+void LaunchTilings(const char* op, GroupedGemm group, unsigned blocks, int64_t ranks,
+                   bool allow_pdl, DLStream stream) {
+  using T = typename Tilings::OfFloats;
+  using OfU8A = typename Tilings::OfU8A;
+  using OfU8B = typename Tilings::OfU8B;
+  size_t nbytes = MemoryNbytes<T, Accumulator<T, true, false>>();
+  if (kAnyU8) {
+    using A = typename WithU8<U8Operand::kA, kExact>::template Accumulator<OfU8A, true, false>;
+    using B = typename WithU8<U8Operand::kB, kExact>::template Accumulator<OfU8B, true, false>;
+    nbytes = std::max({nbytes, MemoryNbytes<OfU8A, A>(), MemoryNbytes<OfU8B, B>()});
+  }
+  if (ranks && !Workspace::Querying()) {
+    const int splits = group.splits;
+    group.ranks = RankSumsOf(op, ranks, blocks,
+                             std::max({RankElements<T>(splits), RankElements<OfU8A>(splits),
+                                       RankElements<OfU8B>(splits)}));
+  }
+  LaunchSmall(op, GroupedGemmKernel<Tilings, Accumulator, kAnyU8, kExact>, blocks,
+              (unsigned)group.splits, T::kThreads, nbytes, allow_pdl, stream, group);
+}
+
 template <class Tilings, template <class, bool, bool> class Accumulator, bool kAnyU8>
-void LaunchGroupedGemm(const char* op, int tiling, GroupedGemm group, unsigned blocks,
-                       int64_t ranks, bool allow_pdl, DLStream stream) {
+void LaunchUniform(const char* op, int tiling, const GroupedGemm& group, unsigned blocks,
+                   int64_t ranks, bool allow_pdl, DLStream stream) {
   WithTiling<Tilings>(tiling, [&](auto of) {
-    using T = typename decltype(of)::type;
-    if (ranks && !Workspace::Querying())
-      group.ranks = RankSumsOf(op, ranks, blocks, RankElements<T>(group.splits));
-    LaunchSmall(op, GroupedGemmKernel<T, Accumulator, kAnyU8>, blocks, (unsigned)group.splits,
-                T::kThreads, MemoryNbytes<T, Accumulator<T, true, false>>(), allow_pdl, stream,
-                group);
+    LaunchTilings<Uniform<typename decltype(of)::type>, Accumulator, kAnyU8, false>(
+        op, group, blocks, ranks, allow_pdl, stream);
+  });
+}
+
+void LaunchMixed(const char* op, int mixed, const GroupedGemm& group, unsigned blocks,
+                 int64_t ranks, bool allow_pdl, DLStream stream) {
+  WithTiling<MixedTilings>(mixed, [&](auto of) {
+    LaunchTilings<typename decltype(of)::type, Fp32Accumulator, true, true>(
+        op, group, blocks, ranks, allow_pdl, stream);
   });
 }
 
@@ -473,25 +517,52 @@ void CollectMembers(const char* op, const Lists& lists, Precision precision, Ope
                    [&](const GroupMember& a, const GroupMember& b) { return work(a) > work(b); });
 }
 
-// Takes less splits until all blocks are resident together, since they wait for those of other
-// ranks.
-void MakeResident(const char* op, const std::vector<Gemm>& gemms, int device, TileConfig* config) {
-  int64_t tiles = 0, room = 0;
-  WithTiling<Fp32Tilings>(config->tiling, [&](auto of) {  // as large as those of tf32
-    using T = typename decltype(of)::type;
-    for (const Gemm& gemm : gemms) tiles += CeilDiv(gemm.m, T::kTileM) * CeilDiv(gemm.n, T::kTileN);
-    room = T::kResident * Multiprocessors(device);
+// The tiling of that index, as tilings of floats and of bytes.
+template <class F>
+void WithUniform(int tiling, F&& f) {
+  WithTiling<Fp32Tilings>(tiling, [&](auto of) {  // as large as those of tf32
+    f(Type<Uniform<typename decltype(of)::type>>());
   });
-  // A cluster stays within a GPC: not all multiprocessors have room for one.
+}
+template <class F>
+void WithMixed(int mixed, F&& f) {
+  WithTiling<MixedTilings>(mixed, f);
+}
+
+template <class T>
+TileSize SizeOf() {
+  return {T::kTileM, T::kTileN};
+}
+
+// Takes less splits, and then another of `count` tilings, until all blocks are resident together,
+// since they wait for those of other ranks. `with` is one of the two above.
+template <class With>
+void MakeResident(const char* op, const std::vector<Gemm>& gemms, int device, With&& with,
+                  int count, int* tiling, int* splits) {
   const auto fits = [&] {
-    return tiles * config->splits <= (config->splits > 2 ? room * 85 / 100 : room);
+    int64_t tiles = 0, room = 0;
+    with(*tiling, [&](auto of) {
+      using T = typename decltype(of)::type;
+      for (const Gemm& gemm : gemms) {
+        const TileSize size = gemm.u8 == U8Operand::kNone ? SizeOf<typename T::OfFloats>()
+                              : gemm.u8 == U8Operand::kA  ? SizeOf<typename T::OfU8A>()
+                                                          : SizeOf<typename T::OfU8B>();
+        tiles += CeilDiv(gemm.m, size.m) * CeilDiv(gemm.n, size.n);
+      }
+      room = std::min(T::OfFloats::kResident, T::OfU8A::kResident) * Multiprocessors(device);
+    });
+    // A cluster stays within a GPC: not all multiprocessors have room for one.
+    return tiles * *splits <= (*splits > 2 ? room * 85 / 100 : room);
   };
-  while (config->splits > 1 && !fits()) config->splits /= 2;
-  if (!fits())
-    Fail(
-        "%s: %ld tiles do not run together, which sums over ranks need; leave them out with "
-        "DLSYS_FUSION=-weight_update",
-        op, (long)tiles);
+  while (*splits > 1 && !fits()) *splits /= 2;
+  for (int other = 0; !fits(); other++) {
+    if (other == count)
+      Fail(
+          "%s: the tiles do not run together, which sums over ranks need; leave them out with "
+          "DLSYS_FUSION=-weight_update",
+          op);
+    *tiling = other;
+  }
 }
 
 void RunGroupedGemm(const char* op, const Lists& lists, Precision precision, GroupedGemm* group,
@@ -500,28 +571,48 @@ void RunGroupedGemm(const char* op, const Lists& lists, Precision precision, Gro
   Operands operands(op, lists.states, stream);
   CollectMembers(op, lists, precision, &operands, group);
   const int device = lists.states->arrays[0]->ctx.device_id, major = ComputeMajor(device);
-  const KernelFamily tiles =
-      precision == Precision::kTf32 && major >= 8 ? KernelFamily::kTf32 : KernelFamily::kFp32;
+  const bool tf32 = precision == Precision::kTf32 && major >= 8, mixed = group->u8 && !tf32;
   std::vector<Gemm> gemms;
   for (int k = 0; k < group->count; k++) gemms.push_back(group->members[k].params.gemm);
-  TileConfig config =
-      BestTileConfig(tiles, gemms.data(), group->count, major >= 9 ? kMaxSplits : 1);
-  if (lists.options.ranks) MakeResident(op, gemms, device, &config);
-  group->splits = config.splits;
+  const int max_splits = major >= 9 ? kMaxSplits : 1;
+  TileConfig uniform = {};
+  MixedConfig config = {};
+  if (mixed)
+    config = BestMixedConfig(gemms.data(), group->count, max_splits);
+  else
+    uniform = BestTileConfig(tf32 ? KernelFamily::kTf32 : KernelFamily::kFp32, gemms.data(),
+                             group->count, max_splits);
+  if (lists.options.ranks && mixed) {
+    MakeResident(
+        op, gemms, device, [](int of, auto&& f) { WithMixed(of, f); },
+        std::tuple_size_v<MixedTilings>, &config.mixed, &config.splits);
+    WithMixed(config.mixed, [&](auto of) {
+      using T = typename decltype(of)::type;
+      config.of_floats = SizeOf<typename T::OfFloats>();
+      config.of_u8_a = SizeOf<typename T::OfU8A>(), config.of_u8_b = SizeOf<typename T::OfU8B>();
+    });
+  } else if (lists.options.ranks) {
+    MakeResident(
+        op, gemms, device, [](int of, auto&& f) { WithUniform(of, f); },
+        std::tuple_size_v<Fp32Tilings>, &uniform.tiling, &uniform.splits);
+  }
+  group->splits = mixed ? config.splits : uniform.splits;
   unsigned blocks = 0;
   for (int k = 0; k < group->count; k++) {
     GroupMember& member = group->members[k];
     GemmParams& params = member.params;
-    params = MakeParams(op, gemms[k], config);
+    params = mixed ? MakeParams(op, gemms[k], config.Of(gemms[k].u8), config.splits)
+                   : MakeParams(op, gemms[k], uniform);
     for (int j = 1; j < lists.state_count; j++) params.aligned_out &= Aligned16(member.states[j]);
     group->first_block[k] = (int)blocks;
-    blocks += (unsigned)(params.row_tiles * params.col_tiles * config.splits);
+    blocks += (unsigned)(params.tiles * params.splits);
   }
-  const auto launch = tiles == KernelFamily::kFp32
-                          ? LaunchGroupedGemm<Fp32Tilings, Fp32Accumulator, false>
-                      : group->u8 ? LaunchGroupedGemm<Tf32Tilings, Tf32Accumulator, true>
-                                  : LaunchGroupedGemm<Tf32Tilings, Tf32Accumulator, false>;
-  launch(op, config.tiling, *group, blocks, lists.options.ranks, major >= 9, stream);
+  const auto launch = mixed       ? LaunchMixed
+                      : !tf32     ? LaunchUniform<Fp32Tilings, Fp32Accumulator, false>
+                      : group->u8 ? LaunchUniform<Tf32Tilings, Tf32Accumulator, true>
+                                  : LaunchUniform<Tf32Tilings, Tf32Accumulator, false>;
+  launch(op, mixed ? config.mixed : uniform.tiling, *group, blocks, lists.options.ranks, major >= 9,
+         stream);
 }
 
 template <class Rule>

@@ -1,7 +1,7 @@
 // The rung `tensor`: GEMM on tensor cores by mma.sync, which every GPU from sm_80 on has, at tf32,
-// or at 3xtf32 with errors like float32's. Otherwise the kernels are those of `warp`. Limited by
-// the copies of operands to shared memory and from there to registers. Before sm_80 the kernels
-// compute nothing and are not selected.
+// or at 3xtf32 with errors like float32's; of bytes also at fp32 (uint8.cuh). Otherwise the kernels
+// are those of `warp`. Limited by the copies of operands to shared memory and from there to
+// registers. Before sm_80 the kernels compute nothing and are not selected.
 #include "cuda/gemm/kernel.cuh"
 
 namespace dlsys {
@@ -9,7 +9,7 @@ namespace cuda {
 namespace {
 
 const char* Refusal(const Gemm& p) {
-  if (p.precision == Precision::kFp32)
+  if (p.precision == Precision::kFp32 && p.u8 == U8Operand::kNone)
     return "it multiplies at tf32 or 3xtf32, and the precision is fp32";
   if (ComputeMajor(p.ctx.device_id) < 8) return "tensor cores take tf32 from sm_80 on";
   return nullptr;
