@@ -4,9 +4,10 @@
 // A block takes a row as vectors of 16 bytes, each of which one thread has for all three passes:
 // the maximum, the sum of exp(x - max), the gradient. Vectors wait in shared memory, those that do
 // not fit are read again; all of the next row's are on their way meanwhile, to a place of their
-// own. Vectors that a row shares with its neighbors are read and written by elements. Statistics
-// are float32. The gradient may overwrite the logits. Memory bandwidth limits it, of 16 bits nearly
-// as much the two exponentials an element.
+// own. Vectors that a row shares with its neighbors are read and written by elements; where there
+// are none, and all fit, the passes have no branches. Statistics are float32. The gradient may
+// overwrite the logits. Memory bandwidth limits it, of 16 bits nearly as much the two exponentials
+// an element.
 #pragma once
 #include <cstring>
 
@@ -43,6 +44,89 @@ struct alignas(16) Vector {
     memcpy(&bits, this, sizeof bits);
     *(float4*)p = bits;
   }
+  // The same to global memory, which the compiler may not take apart.
+  __device__ __forceinline__ void ToMemory(void* p) const {
+    float4 bits;
+    memcpy(&bits, this, sizeof bits);
+    StoreQuadTo((float*)p, bits.x, bits.y, bits.z, bits.w);
+  }
+
+  // Two elements side by side of 16 bits: as floats, from floats, and the larger of each of two.
+  static __device__ __forceinline__ float2 Pair(uint32_t pair) {
+    T low, high;
+    low.bits = (uint16_t)pair, high.bits = (uint16_t)(pair >> 16);
+    if constexpr (std::is_same_v<T, bfloat16>)  // the same in an instruction each
+      return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    else
+      return make_float2((float)low, (float)high);
+  }
+  static __device__ __forceinline__ uint32_t OfPair(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+    uint32_t pair;
+    if constexpr (std::is_same_v<T, bfloat16>)
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    else
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    return (uint32_t)T(high).bits << 16 | T(low).bits;
+#endif
+  }
+  static __device__ __forceinline__ uint32_t LargerPair(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 800
+    uint32_t pair;
+    if constexpr (std::is_same_v<T, bfloat16>)
+      asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    else
+      asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+    return pair;
+#else
+    const float2 x = Pair(a), y = Pair(b);
+    return OfPair(fmaxf(x.x, y.x), fmaxf(x.y, y.y));
+#endif
+  }
+  __device__ __forceinline__ void Widen(float (&to)[kCount]) const {
+    if constexpr (kIs16Bit<T>) {
+      uint32_t pairs[kCount / 2];
+      memcpy(pairs, this, sizeof pairs);
+#pragma unroll
+      for (int k = 0; k < kCount; k += 2) {
+        const float2 pair = Pair(pairs[k / 2]);
+        to[k] = pair.x, to[k + 1] = pair.y;
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kCount; k++) to[k] = x[k];
+    }
+  }
+  static __device__ __forceinline__ Vector Narrowed(const float (&from)[kCount]) {
+    Vector v;
+    if constexpr (kIs16Bit<T>) {
+      uint32_t pairs[kCount / 2];
+#pragma unroll
+      for (int k = 0; k < kCount; k += 2) pairs[k / 2] = OfPair(from[k], from[k + 1]);
+      memcpy(&v, pairs, sizeof v);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kCount; k++) v.x[k] = from[k];
+    }
+    return v;
+  }
+  __device__ __forceinline__ Vector Larger(const Vector& other) const {
+    Vector v;
+    if constexpr (kIs16Bit<T>) {
+      uint32_t a[kCount / 2], b[kCount / 2];
+      memcpy(a, this, sizeof a);
+      memcpy(b, &other, sizeof b);
+#pragma unroll
+      for (int k = 0; k < kCount / 2; k++) a[k] = LargerPair(a[k], b[k]);
+      memcpy(&v, a, sizeof v);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kCount; k++) v.x[k] = fmaxf(x[k], other.x[k]);
+    }
+    return v;
+  }
 };
 
 // Row `index` of x (rows, classes) as vectors, the first of which may begin before it and the last
@@ -73,17 +157,24 @@ class LongRow {
     return v;
   }
   // The same to shared memory, perhaps later.
+  template <bool kFull>
   __device__ __forceinline__ void BeginRead(int j, Vector<T>* to) const {
-    if (IsFull(j))
+    if (kFull || IsFull(j))
       CopyAsync16((float*)to, (const float*)At(j), true);
     else
       Read(j).To(to);
   }
+  template <bool kFull>
   __device__ __forceinline__ void Write(int j, const Vector<T>& v) const {
-    if (IsFull(j)) return v.To(At(j));
+    if constexpr (!kFull) {
+      if (!IsFull(j)) {
 #pragma unroll
-    for (int e = 0; e < kCount; e++)
-      if (Has(j, e)) At(j)[e] = v.x[e];
+        for (int e = 0; e < kCount; e++)
+          if (Has(j, e)) At(j)[e] = v.x[e];
+        return;
+      }
+    }
+    v.ToMemory(At(j));
   }
 
  private:
@@ -120,42 +211,50 @@ struct RowGradients {
   __device__ __forceinline__ void Take(int64_t, float) const {}
 };
 
-// The vector, before its row's gradient is written: of the slots, or of memory.
-template <class T>
+// Vector j, before its row's gradient is written: of the slots, or of memory. Under kPlain all
+// vectors are full and in the slots, here and below.
+template <bool kPlain, class T>
 __device__ __forceinline__ Vector<T> LoadVector(const LongRow<T>& row, const Vector<T>* slots,
                                                 int resident, int j) {
-  return j < resident ? Vector<T>::From(slots + j) : row.Read(j);
+  return kPlain || j < resident ? Vector<T>::From(slots + j) : row.Read(j);
 }
 
 // Over all threads of the block: the maximum of a row, and the sum of exp(x - max).
-template <int kThreads, class T>
+template <int kThreads, bool kPlain, class T>
 __device__ __forceinline__ float LargestOf(const LongRow<T>& row, const Vector<T>* slots,
                                            int resident) {
-  float largest = -INFINITY;
-#pragma unroll 4
-  for (int j = threadIdx.x; j < row.count(); j += kThreads) {
-    const Vector<T> v = LoadVector(row, slots, resident, j);
+  constexpr int kCount = Vector<T>::kCount;
+  Vector<T> most;
 #pragma unroll
-    for (int e = 0; e < LongRow<T>::kCount; e++) largest = fmaxf(largest, (float)v.x[e]);
-  }
+  for (int e = 0; e < kCount; e++) most.x[e] = T(-INFINITY);
+#pragma unroll 4
+  for (int j = threadIdx.x; j < row.count(); j += kThreads)
+    most = most.Larger(LoadVector<kPlain>(row, slots, resident, j));
+  float x[kCount];
+  most.Widen(x);
+  float largest = x[0];
+#pragma unroll
+  for (int e = 1; e < kCount; e++) largest = fmaxf(largest, x[e]);
   return GroupReduce<MaxMonoid, kThreads>(largest);
 }
-template <int kThreads, class T>
+template <int kThreads, bool kPlain, class T>
 __device__ __forceinline__ float SumOfExp(const LongRow<T>& row, const Vector<T>* slots,
                                           int resident, float largest) {
-  float sums[2] = {};
+  constexpr int kCount = Vector<T>::kCount;
+  float sums[4] = {};
 #pragma unroll 2
   for (int j = threadIdx.x; j < row.count(); j += kThreads) {
-    const Vector<T> v = LoadVector(row, slots, resident, j);
+    float x[kCount];
+    LoadVector<kPlain>(row, slots, resident, j).Widen(x);
 #pragma unroll
-    for (int e = 0; e < LongRow<T>::kCount; e++) sums[e % 2] += ExpOf<T>((float)v.x[e] - largest);
+    for (int e = 0; e < kCount; e++) sums[e % 4] += ExpOf<T>(x[e] - largest);
   }
-  return GroupReduce<SumMonoid, kThreads>(sums[0] + sums[1]);
+  return GroupReduce<SumMonoid, kThreads>((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
 // Goes along every gridDim.x-th row of x (rows, classes); dx lies as x does within 16 bytes.
 // `resident` vectors of each of two rows fit shared memory.
-template <int kThreads, class T, class Use>
+template <int kThreads, bool kPlain, class T, class Use>
 __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const T* x,
                                             const Labels& labels, T* dx, int resident, Use& use) {
   constexpr int kCount = Vector<T>::kCount;
@@ -164,7 +263,9 @@ __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const
   const auto row_of = [&](int64_t r) { return LongRow<T>((T*)x, r, rows, classes); };
   const auto label_of = [&](int64_t r) { return r < rows ? (int64_t)labels.At(r) : -1; };
   const auto begin_reads = [&](const LongRow<T>& of, Vector<T>* to) {
-    for (int j = threadIdx.x; j < min(of.count(), resident); j += kThreads) of.BeginRead(j, to + j);
+#pragma unroll 4
+    for (int j = threadIdx.x; j < (kPlain ? of.count() : min(of.count(), resident)); j += kThreads)
+      of.template BeginRead<kPlain>(j, to + j);
     CloseCopies();
   };
   LongRow<T> row = row_of(blockIdx.x);
@@ -176,35 +277,48 @@ __device__ __forceinline__ void GoAlongRows(int64_t rows, int64_t classes, const
     const int64_t next_label = label_of(r + gridDim.x);
     const bool valid = label >= 0 && label < classes;
     const int label_vector = valid ? row.VectorOf(label) : -1, label_at = row.ElementOf(label);
-    WaitForCopies<1>();
-    const float largest = LargestOf<kThreads>(row, slots, resident);
     // Read before the barriers behind which the gradient may overwrite it.
     float logit = NAN;
-    if (valid && threadIdx.x == 0)
-      logit = label_vector < resident ? slots[label_vector].x[label_at] : x[r * classes + label];
-    const float sum = SumOfExp<kThreads>(row, slots, resident, largest);
+    if (valid && threadIdx.x == 0) logit = x[r * classes + label];
+    WaitForCopies<1>();
+    const float largest = LargestOf<kThreads, kPlain>(row, slots, resident);
+    const float sum = SumOfExp<kThreads, kPlain>(row, slots, resident, largest);
     if (threadIdx.x == 0) {
       use.Take(r, logf(sum) - (logit - largest));
       if (!valid) labels.faults.OutOfRange(label, r, classes);
     }
     const float share = 1.f / sum, dy = valid ? use.Dy(r) : NAN, factor = share * dy;
     const LongRow<T> to(dx, r, rows, classes);
+#pragma unroll 2
     for (int j = threadIdx.x; Use::kGradient && j < row.count(); j += kThreads) {
-      const Vector<T> v = LoadVector(row, slots, resident, j);
-      Vector<T> d;
+      float x[kCount], d[kCount];
+      LoadVector<kPlain>(row, slots, resident, j).Widen(x);
 #pragma unroll
-      for (int e = 0; e < kCount; e++) d.x[e] = T(ExpOf<T>((float)v.x[e] - largest) * factor);
+      for (int e = 0; e < kCount; e++) d[e] = ExpOf<T>(x[e] - largest) * factor;
       if (j == label_vector) {
 #pragma unroll
         for (int e = 0; e < kCount; e++)
-          if (e == label_at) d.x[e] = T((ExpOf<T>((float)v.x[e] - largest) * share - 1.f) * dy);
+          if (e == label_at) d[e] = (ExpOf<T>(x[e] - largest) * share - 1.f) * dy;
       }
-      to.Write(j, d);
+      to.template Write<kPlain>(j, Vector<T>::Narrowed(d));
     }
     row = next, label = next_label;
     Vector<T>* const done = slots;
     slots = others, others = done;
   }
+}
+
+// The same with the branches that these rows need.
+template <int kThreads, class T, class Use>
+__device__ __forceinline__ void GoAlongAllRows(int64_t rows, int64_t classes, const T* x,
+                                               const Labels& labels, T* dx, int resident,
+                                               Use& use) {
+  const bool plain = classes % Vector<T>::kCount == 0 && (uintptr_t)x % 16 == 0 &&
+                     classes / Vector<T>::kCount <= resident;
+  if (plain)
+    GoAlongRows<kThreads, true>(rows, classes, x, labels, dx, resident, use);
+  else
+    GoAlongRows<kThreads, false>(rows, classes, x, labels, dx, resident, use);
 }
 
 // loss[0] = `scale` times the sum of the losses of the rows, dx (rows, classes) = their gradients.
@@ -215,7 +329,7 @@ __global__ void __launch_bounds__(kThreads, kLongRowThreads / kThreads)
   GridDependencySynchronize();
   const unsigned arrival = Arrive(reduction);
   SummedLosses losses{labels.dy, 0.f};
-  GoAlongRows<kThreads>(rows, classes, x, labels.of, dx, resident, losses);
+  GoAlongAllRows<kThreads>(rows, classes, x, labels.of, dx, resident, losses);
   TriggerProgrammaticLaunch();
   FinishGridSum<kThreads>(losses.sum, arrival, reduction, scale, loss);
 }
@@ -224,7 +338,7 @@ template <int kThreads, class T, class Use>
 __global__ void __launch_bounds__(kThreads, kLongRowThreads / kThreads)
     LongRowsKernel(int64_t rows, int64_t classes, const T* x, Labels labels, T* dx, int resident,
                    Use use) {
-  GoAlongRows<kThreads>(rows, classes, x, labels, dx, resident, use);
+  GoAlongAllRows<kThreads>(rows, classes, x, labels, dx, resident, use);
 }
 
 template <class T>

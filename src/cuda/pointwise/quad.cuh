@@ -4,6 +4,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "cuda/instructions/ptx.cuh"
 #include "math/storage.h"
 
 namespace dlsys {
@@ -11,6 +12,12 @@ namespace cuda {
 
 __device__ __forceinline__ float4 LoadQuad(const float* x) { return *(const float4*)x; }
 __device__ __forceinline__ void StoreQuad(float* y, float4 v) { *(float4*)y = v; }
+
+// The same to global memory in one access, where the compiler would take it apart: where constants
+// are stored as well.
+__device__ __forceinline__ void StoreWholeQuad(float* y, float4 v) {
+  StoreQuadTo(y, v.x, v.y, v.z, v.w);
+}
 
 template <class T>
 struct alignas(4 * sizeof(T)) QuadOf {
@@ -25,6 +32,11 @@ __device__ __forceinline__ float4 LoadQuad(const T* x) {
 template <class T>
 __device__ __forceinline__ void StoreQuad(T* y, float4 v) {
   *(QuadOf<T>*)y = QuadOf<T>{T(v.x), T(v.y), T(v.z), T(v.w)};
+}
+
+template <class T>
+__device__ __forceinline__ void StoreWholeQuad(T* y, float4 v) {
+  StoreQuad(y, v);
 }
 
 // The quad at index i of an array of them.

@@ -1,5 +1,6 @@
 // scatter_add: y (outer, n, inner) from updates (outer, count, inner) and indices (count), as a
 // stable sort and a segmented sum, without atomics and in an order that is the same every run.
+// scatter_add_to adds what y is then to another array of its shape, on the way.
 //
 // An LSD radix sort with 8-bit digits sorts the updates by their row of y; a block counts and
 // scatters a tile of keys with one thread a digit, which makes it stable. Then y is written once: a
@@ -39,6 +40,7 @@ struct Shape {
 
 __global__ void KeysKernel(Indices indices, int32_t* keys, int32_t* order, int64_t count, int64_t n,
                            Faults faults) {
+  GridDependencySynchronize();
   for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
     const int64_t row = indices[i];
     const bool exists = row >= 0 && row < n;
@@ -50,6 +52,7 @@ __global__ void KeysKernel(Indices indices, int32_t* keys, int32_t* order, int64
 
 // Loads this block's tile of `count` keys or of their order to shared memory; returns its size.
 __device__ __forceinline__ int LoadTile(const int32_t* from, int64_t count, int32_t* tile) {
+  GridDependencySynchronize();
   const int64_t first = (int64_t)blockIdx.x * kTile;
   const int filled = (int)(count - first < kTile ? count - first : kTile);
   for (int i = threadIdx.x; i < filled; i += kThreads) tile[i] = from[first + i];
@@ -73,16 +76,22 @@ __global__ void HistogramKernel(const int32_t* keys, int64_t count, int shift, i
 
 // Exclusive prefix sum of the n counts in one block, a thread a run of counts.
 __global__ void ScanKernel(int32_t* counts, int64_t n) {
-  __shared__ int32_t totals[kThreads];
+  __shared__ int32_t totals[2][kThreads];
   const int64_t run = (n + kThreads - 1) / kThreads;
   const int64_t first = threadIdx.x * run;
   const int64_t end = first + run < n ? first + run : n;
   int32_t total = 0;
+  GridDependencySynchronize();
+#pragma unroll 8
   for (int64_t i = first; i < end; i++) total += counts[i];
-  totals[threadIdx.x] = total;
-  __syncthreads();
-  int32_t before = 0;
-  for (int thread = 0; thread < (int)threadIdx.x; thread++) before += totals[thread];
+  int32_t before = total;  // and its own
+  for (int distance = 1, at = 0; distance < kThreads; distance *= 2, at ^= 1) {
+    totals[at][threadIdx.x] = before;
+    __syncthreads();
+    if ((int)threadIdx.x >= distance) before += totals[at][threadIdx.x - distance];
+  }
+  before -= total;
+#pragma unroll 8
   for (int64_t i = first; i < end; i++) {
     const int32_t here = counts[i];
     counts[i] = before;
@@ -109,6 +118,7 @@ __global__ void RadixScatterKernel(const int32_t* keys, const int32_t* order, in
 
 // starts (n + 1): the lower bound of each row in the sorted keys, by binary search
 __global__ void StartsKernel(const int32_t* keys, int64_t count, int32_t* starts, int64_t n) {
+  GridDependencySynchronize();
   for (int64_t row = FirstItem(); row <= n; row += ItemStep()) {
     int64_t from = 0, to = count;
     while (from < to) {
@@ -137,8 +147,11 @@ __device__ __forceinline__ float SumUpdates(const T* column, const int32_t* orde
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-template <class T>
-__global__ void SumKernel(const T* updates, Sorted sorted, T* y, int64_t n, Shape shape) {
+// y = the sums, and `x` where it is not null.
+template <class T, class X>
+__global__ void SumKernel(const T* updates, Sorted sorted, const X* x, T* y, int64_t n,
+                          Shape shape) {
+  GridDependencySynchronize();
   const bool valid = sorted.starts[shape.n] == shape.count;
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     const int64_t row_of_all = i / shape.inner;
@@ -149,13 +162,15 @@ __global__ void SumKernel(const T* updates, Sorted sorted, T* y, int64_t n, Shap
     if (!valid)
       y[i] = T(NAN);
     else if (end - begin <= kLong)
-      y[i] = T(SumUpdates(column, sorted.order, begin, end, 1, shape.inner));
+      y[i] =
+          T((x ? (float)x[i] : 0.f) + SumUpdates(column, sorted.order, begin, end, 1, shape.inner));
   }
 }
 
 // The same of rows of whole quads, by warps.
-template <class T>
-__global__ void SumQuadsKernel(const T* updates, Sorted sorted, T* y, Shape shape) {
+template <class T, class X>
+__global__ void SumQuadsKernel(const T* updates, Sorted sorted, const X* x, T* y, Shape shape) {
+  GridDependencySynchronize();
   const bool valid = sorted.starts[shape.n] == shape.count;
   const float unsummed = valid ? 0.f : NAN;
   for (int64_t i = FirstItem() / 32; i < shape.outer * shape.n; i += ItemStep() / 32) {
@@ -171,19 +186,24 @@ __global__ void SumQuadsKernel(const T* updates, Sorted sorted, T* y, Shape shap
         const float4 v = LoadQuad(from + sorted.order[k] * shape.inner + col);
         sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
       }
-      StoreQuad(y + i * shape.inner + col, sum);
+      if (x) {
+        const float4 v = LoadQuad(x + i * shape.inner + col);
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+      }
+      StoreWholeQuad(y + i * shape.inner + col, sum);
     }
   }
 }
 
 // Sums kCols columns of a long segment, a block each. Every kLong-th sorted update is a mark; the
 // block of the first mark in a segment longer than kLong sums it.
-template <class T>
-__global__ void LongSumKernel(const T* updates, const int32_t* keys, Sorted sorted, T* y,
-                              int64_t jobs, int64_t col_blocks, Shape shape) {
+template <class T, class X>
+__global__ void LongSumKernel(const T* updates, const int32_t* keys, Sorted sorted, const X* x,
+                              T* y, int64_t jobs, int64_t col_blocks, Shape shape) {
   __shared__ float partial[kSlices][kCols];
   const int slice = threadIdx.x / kCols, col_in_block = threadIdx.x % kCols;
   const int64_t marks = (shape.count + kLong - 1) / kLong;
+  GridDependencySynchronize();
   if (sorted.starts[shape.n] != shape.count) return;
   for (int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
     const int64_t mark = job / col_blocks % marks, outer = job / col_blocks / marks;
@@ -199,7 +219,8 @@ __global__ void LongSumKernel(const T* updates, const int32_t* keys, Sorted sort
     if (slice == 0 && exists) {
       float total = 0.f;
       for (int k = 0; k < kSlices; k++) total += partial[k][col_in_block];
-      y[(outer * shape.n + row) * shape.inner + col] = T(total);
+      const int64_t at = (outer * shape.n + row) * shape.inner + col;
+      y[at] = T((x ? (float)x[at] : 0.f) + total);
     }
     __syncthreads();
   }
@@ -240,27 +261,27 @@ int SortByRow(const char* op, Indices indices, const Shape& shape, const Workspa
               const Faults& faults, DLStream stream) {
   const int64_t count = shape.count;
   const unsigned tiles = (unsigned)work.tiles;
-  Launch(op, KeysKernel, Blocks(count), kThreads, 0, stream, indices, work.keys[0], work.order[0],
-         count, shape.n, faults);
+  LaunchBeside(op, KeysKernel, Blocks(count), 1, kThreads, 0, stream, indices, work.keys[0],
+               work.order[0], count, shape.n, faults);
   const int passes = Passes(shape.n);
   for (int pass = 0; pass < passes; pass++) {
     const int from = pass % 2, to = 1 - from, shift = pass * kDigitBits;
-    Launch(op, HistogramKernel, tiles, kThreads, 0, stream, work.keys[from], count, shift,
-           work.counts);
-    Launch(op, ScanKernel, tiles ? 1 : 0, kThreads, 0, stream, work.counts, kDigits * work.tiles);
-    Launch(op, RadixScatterKernel, tiles, kThreads, 0, stream, work.keys[from], work.order[from],
-           count, shift, work.counts, work.keys[to], work.order[to]);
+    LaunchBeside(op, HistogramKernel, tiles, 1, kThreads, 0, stream, work.keys[from], count, shift,
+                 work.counts);
+    LaunchBeside(op, ScanKernel, tiles ? 1 : 0, 1, kThreads, 0, stream, work.counts,
+                 kDigits * work.tiles);
+    LaunchBeside(op, RadixScatterKernel, tiles, 1, kThreads, 0, stream, work.keys[from],
+                 work.order[from], count, shift, work.counts, work.keys[to], work.order[to]);
   }
-  Launch(op, StartsKernel, Blocks(shape.n + 1), kThreads, 0, stream, work.keys[passes % 2], count,
-         work.starts, shape.n);
+  LaunchBeside(op, StartsKernel, Blocks(shape.n + 1), 1, kThreads, 0, stream, work.keys[passes % 2],
+               count, work.starts, shape.n);
   return passes % 2;
 }
 
-template <class T>
-void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DLArray* y,
-                DLStream stream) {
-  const char* op = "scatter_add";
-  Enter(op, y, updates, indices);
+// y = the updates by their rows, and x, where it is not null.
+template <class T, class X>
+void ScatterAddTo(const char* op, const DLArray* updates, const DLArray* indices, int64_t axis,
+                  const X* x, DLArray* y, DLStream stream) {
   const AxisSplit split(op, y, axis);
   CheckGathered(op, y, axis, indices, updates);
   const Shape shape{split.outer, split.n, split.inner, Numel(indices)};
@@ -277,19 +298,44 @@ void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DL
   const Faults faults = FaultsOf(op, "index", y->ctx.device_id);
   const int at = SortByRow(op, checked, shape, work, faults, stream);
   const Sorted sorted{work.order[at], work.starts};
-  if (shape.inner >= kQuadRow && shape.inner % 4 == 0 && Aligned16(from) && Aligned16(to))
-    Launch(op, SumQuadsKernel<T>, Blocks(shape.outer * shape.n, kThreads / 32), kThreads, 0, stream,
-           from, sorted, to, shape);
+  const bool in_quads = shape.inner >= kQuadRow && shape.inner % 4 == 0 && Aligned16(from) &&
+                        Aligned16(x) && Aligned16(to);
+  if (in_quads)
+    LaunchBeside(op, SumQuadsKernel<T, X>, Blocks(shape.outer * shape.n, kThreads / 32), 1,
+                 kThreads, 0, stream, from, sorted, x, to, shape);
   else
-    Launch(op, SumKernel<T>, Blocks(n), kThreads, 0, stream, from, sorted, to, n, shape);
+    LaunchBeside(op, SumKernel<T, X>, Blocks(n), 1, kThreads, 0, stream, from, sorted, x, to, n,
+                 shape);
   if (shape.count <= kLong) return;
   const int64_t col_blocks = CeilDiv(shape.inner, kCols);
   const int64_t jobs = shape.outer * CeilDiv(shape.count, kLong) * col_blocks;
-  Launch(op, LongSumKernel<T>, Blocks(jobs, 1), kThreads, 0, stream, from, work.keys[at], sorted,
-         to, jobs, col_blocks, shape);
+  LaunchBeside(op, LongSumKernel<T, X>, Blocks(jobs, 1), 1, kThreads, 0, stream, from,
+               work.keys[at], sorted, x, to, jobs, col_blocks, shape);
+}
+
+template <class T>
+void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DLArray* y,
+                DLStream stream) {
+  const char* op = "scatter_add";
+  Enter(op, y, updates, indices);
+  ScatterAddTo<T>(op, updates, indices, axis, (const T*)nullptr, y, stream);
+}
+
+// x of the updates' dtype, or of 16 bits where those are float32.
+template <class X>
+void ScatterAddToArray(const DLArray* updates, const DLArray* indices, const DLArray* x,
+                       int64_t axis, DLArray* y, DLStream stream) {
+  const char* op = "scatter_add_to";
+  Enter(op, y, updates, indices, x);
+  CheckSameShape(op, x, y);
+  if (updates->dtype == kDtype<X>)
+    ScatterAddTo<X>(op, updates, indices, axis, In<X>(op, x), y, stream);
+  else
+    ScatterAddTo<float>(op, updates, indices, axis, In<X>(op, x), y, stream);
 }
 
 DLSYS_KERNEL_TYPED(cuda, scatter_add, ScatterAdd);
+DLSYS_KERNEL_TYPED(cuda, scatter_add_to, ScatterAddToArray);
 
 }  // namespace
 }  // namespace cuda

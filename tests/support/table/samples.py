@@ -33,6 +33,7 @@ from support.table.families.fused.layer_norm import FUSED_LAYER_NORM
 from support.table.families.fused.norm import FUSED_NORM
 from support.table.families.fused.pointwise import POINTWISE
 from support.table.families.fused.quantized import FUSED_QUANTIZED
+from support.table.families.fused.scattered import FUSED_SCATTERED
 from support.table.families.fused.uint8 import FUSED_UINT8
 from support.table.families.generation import GENERATION
 from support.table.families.loss.composed import LOSS_ROWS
@@ -362,4 +363,5 @@ SAMPLES = (
     *MATHEMATICS, *ORDER, *BOXES, *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES,
     *ACCUMULATE, *ATTENTION, *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM,
     *GENERATION, *FUSED_LAYER_NORM, *FUSED_UINT8, *QUANTIZED, *FUSED_QUANTIZED, *CHANNELS_LAST,
+    *FUSED_SCATTERED,
 )  # fmt: skip
