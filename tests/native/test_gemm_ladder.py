@@ -424,34 +424,40 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
         self.assertEqual({rung_of(name) for name in tried}, {"warp"})
         self.assertEqual(executor.report().plans[0].algorithms, ("matmul by warp 64x64 by 1",))
 
-    TMA = "warp 256x128 TMA by"  # followed by the splits of K
+    TMA = tuple(f"warp {tile} TMA by" for tile in ("128x128", "256x128"))  # by the splits of K
 
-    def of_sm90(self, name: str) -> None:
-        """Skips the test where the GPU does not have this variant."""
+    def of_sm90(self) -> None:
+        """Skips the test where the GPU does not have tiles fed by TMA."""
         operands = self.operands(1, 1, 1, (False, False))
         try:
-            self.product(operands, (False, False), name, "fp32")
+            self.product(operands, (False, False), f"{self.TMA[0]} 1", "fp32")
         except NotApplicableError as error:
             self.skipTest(str(error))
 
     def test_tiles_fed_by_tma(self) -> None:
-        self.of_sm90(f"{self.TMA} 1")
-        shapes = (256, 128, 32), (300, 68, 90), (257, 131, 100), (64, 200, 16), (300, 68, 332)
-        for shape, flags, splits in itertools.product(shapes, TRANSPOSES, (1, 2, 4)):
+        self.of_sm90()
+        shapes = [(256, 128, 32), (300, 68, 90), (257, 131, 100), (64, 200, 16), (300, 68, 332)]
+        shapes += [(40, 520, 44), (520, 68, 44)]  # of so many uses that an operand is transposed
+        for tile, shape, flags, splits in itertools.product(
+            self.TMA, shapes, TRANSPOSES, (1, 2, 4)
+        ):
             if splits > 1 and (splits - 1) * 32 >= shape[2]:
                 continue
-            with self.subTest(shape=shape, transposed=flags, splits=splits):
+            name = f"{tile} {splits}"
+            with self.subTest(name=name, shape=shape, transposed=flags):
                 operands = self.operands(*shape, flags)
-                got = self.product(
-                    operands, flags, f"{self.TMA} {splits}", "fp32", offset=shape[0] % 2
-                )
+                got = self.product(operands, flags, name, "fp32", offset=shape[0] % 2)
                 self.check(got, operands, flags, bound(shape[2], "fp32"))
-                again = self.product(operands, flags, f"{self.TMA} {splits}", "fp32")
+                again = self.product(operands, flags, name, "fp32")
                 self.assertEqual(got.tobytes(), again.tobytes())
 
     def test_tiles_fed_by_tma_have_epilogues_and_sums(self) -> None:
-        self.of_sm90(f"{self.TMA} 1")
-        number = self.algorithms().index(f"{self.TMA} 2") + 1
+        self.of_sm90()
+        for tile in self.TMA:
+            with self.subTest(tile=tile):
+                self.check_epilogues_and_sums(self.algorithms().index(f"{tile} 2") + 1)
+
+    def check_epilogues_and_sums(self, number: int) -> None:
         m, n, k = 270, 133, 50
         x, w = self.operands(m, n, k, (True, False))
         bias = self.operands(1, n, 1, (False, False))[1][0]
@@ -479,6 +485,13 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
         self.check(c.asnumpy(), [x, w], (True, False), bound(k, "fp32"))
         off = np.abs(sums.asnumpy() - w.sum(0, np.float64))
         self.assertTrue((off <= bound(k, "fp32") * np.abs(w).sum(0)).all())
+        bias = self.operands(1, n, 1, (False, False))[1][0]
+        relu = 1
+        launch("matmul_bias", self.ctx, *given, array(bias, self.ctx), 1, 0, number, 0, relu, c)
+        wanted = np.maximum(x.astype(np.float64).T @ w + bias, 0)
+        scale = np.abs(x).T @ np.abs(w) + np.abs(bias)
+        off = np.abs(c.asnumpy() - wanted) - bound(k + 1, "fp32") * scale
+        self.assertLessEqual(off.max(), 0)
 
     def test_3xtf32_has_infinities(self) -> None:
         a, b = self.operands(20, 9, 16, (False, False))

@@ -20,19 +20,39 @@ namespace {
 // ---- kernels ----
 
 // Sums `splits` partial products (splits, m, n) and applies the epilogue; with one split in place.
-__global__ void EpilogueKernel(Gemm gemm, const float* partial, int splits, bool aligned) {
-  const int64_t quads = CeilDiv(gemm.n, 4), numel = gemm.m * gemm.n;
-  for (int64_t q = FirstItem(); q < gemm.m * quads; q += ItemStep()) {
-    Quad quad = {q / quads, q % quads * 4, {}, {}};
-    ReadSide(gemm, aligned, quad);
-    const float* from = partial + quad.row * gemm.n + quad.col;
+// Each quad is summed by kParts threads, which take equal shares of the splits: many splits are of
+// few quads.
+template <int kParts>
+__global__ void __launch_bounds__(kThreads)
+    EpilogueKernel(Gemm gemm, const float* partial, int splits, bool aligned) {
+  constexpr int kQuads = kThreads / kParts;
+  __shared__ float4 sums[kParts][kQuads];
+  const int64_t in_row = CeilDiv(gemm.n, 4), numel = gemm.m * gemm.n;
+  const int part = (int)threadIdx.x / kQuads, at = (int)threadIdx.x % kQuads;
+  const int share = CeilDiv32(splits, kParts);
+  const int begin = min(part * share, splits), end = min(begin + share, splits);
+  for (int64_t first = blockIdx.x * (int64_t)kQuads; first < gemm.m * in_row;
+       first += gridDim.x * (int64_t)kQuads) {
+    const int64_t q = first + at;
+    Quad quad = {q / in_row, q % in_row * 4, {}, {}};
+    if (part == 0) ReadSide(gemm, aligned, quad);
+    const float* from = partial + begin * numel + quad.row * gemm.n + quad.col;
 #pragma unroll 8
-    for (int split = 0; split < splits; split++, from += numel) {
+    for (int split = begin; split < end; split++, from += numel) {
 #pragma unroll
       for (int e = 0; e < 4; e++)
-        if (quad.col + e < gemm.n) quad.x[e] += from[e];
+        if (quad.row < gemm.m && quad.col + e < gemm.n) quad.x[e] += from[e];
     }
-    WriteQuad(gemm, aligned, ReadBias(gemm, quad.col, aligned), quad);
+    if constexpr (kParts > 1) {
+      sums[part][at] = make_float4(quad.x[0], quad.x[1], quad.x[2], quad.x[3]);
+      __syncthreads();
+      float4 sum = sums[0][at];
+#pragma unroll
+      for (int other = 1; other < kParts; other++) sum = Sum(sum, sums[other][at]);
+      quad.x[0] = sum.x, quad.x[1] = sum.y, quad.x[2] = sum.z, quad.x[3] = sum.w;
+      __syncthreads();
+    }
+    if (part == 0) WriteQuad(gemm, aligned, ReadBias(gemm, quad.col, aligned), quad);
   }
 }
 
@@ -58,7 +78,8 @@ constexpr TileCost kFp32Costs[] = {
     {"32x16", 32, 16, 2, 2.8, 6.9, 5.7},     {"16x32", 16, 32, 2, 2.5, 6.9, 5.7}};
 constexpr TileCost kLargeCosts[] = {{"128x128", 128, 128, 2, 5.0, 99, 89},
                                     {"256x128", 256, 128, 1, 6.0, 183, 183}};
-constexpr TileCost kFfmaCosts[] = {{"256x128 TMA", 256, 128, 1, 6.0, 168, 168}};
+constexpr TileCost kFfmaCosts[] = {{"128x128 TMA", 128, 128, 2, 6.0, 88, 73},
+                                   {"256x128 TMA", 256, 128, 1, 6.0, 160, 160}};
 constexpr TileCost kTf32Costs[] = {
     {"128x64", 128, 64, 1, 3.5, 18, 18},  {"64x64", 64, 64, 1, 3.0, 12, 12},
     {"64x32", 64, 32, 2, 2.5, 13.4, 9.2}, {"32x32", 32, 32, 2, 2.8, 7.9, 5.9},
@@ -140,7 +161,8 @@ const FamilyModel& ModelOf(KernelFamily family) {
       ModelOf<LargeTilings, OuterAccumulator>(kLargeCosts),
       ModelOf<LargeTensorTilings, Tf32Accumulator>(kLargeTf32Costs),
       ModelOf<LargeTensorTilings, SplitTf32Accumulator>(kLarge3xTf32Costs),
-      FamilyModel{{kFfmaCosts[0], kFfmaNbytes}}};
+      FamilyModel{{kFfmaCosts[0], kFfmaNbytes<std::tuple_element_t<0, FfmaTilings>>},
+                  {kFfmaCosts[1], kFfmaNbytes<std::tuple_element_t<1, FfmaTilings>>}}};
   return (*models)[(int)family];
 }
 
@@ -148,12 +170,13 @@ const FamilyModel& ModelOf(KernelFamily family) {
 // blocks of the kernel before, and those of the next one behind it.
 constexpr double kAloneUs = 1;
 constexpr double kWaveUs = 1.5;  // of each wave of blocks after the first
-// A GEMM with so large a K may have more splits than a cluster has blocks, through a workspace of
-// at most so many elements.
+// A GEMM with so large a K, and C of at most so many elements, may have more splits than a cluster
+// has blocks, through a workspace.
 constexpr int64_t kDeepK = 8192;
-constexpr int kDeepSplits = 64;
-constexpr double kDeepNumel = 8e6;
-constexpr double kKernelUs = 3.5;  // of a separate epilogue kernel
+constexpr int kDeepSplits = 128;
+constexpr double kDeepNumel = 125e3;
+constexpr double kPartialNbytesUs = 4e6;  // written and read again, mostly in L2
+constexpr double kKernelUs = 3.5;         // of a separate epilogue kernel
 constexpr double kReduceUs = 4.5;  // of a separate sum of an operand, and of 16 bits its bytes
 constexpr double kSumNbytesUs = 3e6;
 
@@ -185,8 +208,13 @@ double CountTiles(const Gemm* gemms, int count, const TileCost& cost) {
   return tiles;
 }
 
-double ReduceUs(int splits) {
-  return splits == 1 ? 0 : splits == 2 ? 0.7 : splits == 4 ? 1.1 : splits == 8 ? 1.9 : kKernelUs;
+// Of the sum over splits, of so many elements of C.
+double ReduceUs(int splits, double numel) {
+  return splits == 1   ? 0
+         : splits == 2 ? 0.7
+         : splits == 4 ? 1.1
+         : splits == 8 ? 1.9
+                       : kKernelUs + numel * splits * 8 / kPartialNbytesUs;
 }
 
 // Estimated time of tiles in one launch, the largest K of which is `k`.
@@ -195,7 +223,7 @@ double EstimateUs(double tiles, int64_t k, const TileCost& cost, int splits, int
   const double waves = std::ceil(on_each / cost.resident);
   const double concurrent = on_each < cost.resident ? on_each : cost.resident;
   const double k_ns = waves * (cost.ns + (concurrent - 1) * cost.ns_more);
-  return cost.us + ReduceUs(splits) + (waves - 1) * kWaveUs +
+  return cost.us + ReduceUs(splits, tiles * cost.m * cost.n) + (waves - 1) * kWaveUs +
          (double)KSlice(k, splits) * k_ns * 1e-3;
 }
 
@@ -241,8 +269,11 @@ double TiledUs(const Gemm& p) {
 }
 
 void RunEpilogue(const char* op, const Gemm& p, const float* partial, int splits, DLStream stream) {
-  Launch(op, EpilogueKernel, Blocks(p.m * CeilDiv(p.n, 4)), kThreads, 0, stream, p, partial, splits,
-         AlignedOut(p));
+  constexpr int kParts = 8;
+  const bool many = splits > kMaxSplits;
+  Launch(op, many ? EpilogueKernel<kParts> : EpilogueKernel<1>,
+         Blocks(p.m * CeilDiv(p.n, 4) * (many ? kParts : 1)), kThreads, 0, stream, p, partial,
+         splits, AlignedOut(p));
 }
 
 }  // namespace
@@ -283,12 +314,18 @@ TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int
   TileConfig best = {family, (int)model.size() - 1, 1, INFINITY};
   for (int tiling = 0; tiling < (int)model.size(); tiling++) {
     if (!FitsSharedMemory(shared_limit, model[tiling])) continue;
-    for (int splits = 1; splits <= max_splits && HasNoEmptySplit(k, splits); splits *= 2) {
-      const TileCost& cost = model[tiling].cost;
-      const double tiles = CountTiles(gemms, count, cost);
+    const TileCost& cost = model[tiling].cost;
+    const double tiles = CountTiles(gemms, count, cost);
+    const auto consider = [&](int splits) {
+      if (!HasNoEmptySplit(k, splits)) return;
       const double us = EstimateUs(tiles, k, cost, splits, multiprocessors);
       if (us < best.us) best = {family, tiling, splits, us};
-    }
+    };
+    for (int splits = 1; splits <= std::min(max_splits, kMaxSplits); splits *= 2) consider(splits);
+    // More splits than a cluster has are as many as give each multiprocessor its blocks.
+    const int full = (int)(multiprocessors * cost.resident / std::max(tiles, 1.));
+    if (max_splits > kMaxSplits && full > kMaxSplits)
+      consider((int)CeilDiv(k, KSlice(k, std::min(full, max_splits))));
   }
   return best;
 }
@@ -315,7 +352,7 @@ MixedConfig BestMixedConfig(const Gemm* gemms, int count, int max_splits) {
       const double shared = ns / usable * (cost.resident > 1 ? kTogether : 1);
       const bool at_once = blocks <= cost.resident * usable;
       const double on_each = at_once ? std::max(longest, shared) : longest + shared;
-      const double us = on_each * 1e-3 * (double)KSlice(k, splits) + ReduceUs(splits);
+      const double us = on_each * 1e-3 * (double)KSlice(k, splits) + ReduceUs(splits, 0);
       if (us < best_us) best = config, best_us = us;
     }
   }
@@ -353,7 +390,7 @@ TileConfig BestLargeConfig(KernelFamily family, const Gemm& p) {
 }  // namespace
 
 TileConfig BestTileConfig(KernelFamily family, const Gemm& p) {
-  const bool deep = p.k >= kDeepK && (double)p.m * p.n * kDeepSplits < kDeepNumel;
+  const bool deep = p.k >= kDeepK && (double)p.m * p.n < kDeepNumel;
   const TileConfig best = BestTileConfig(family, &p, 1, deep ? kDeepSplits : kMaxSplits);
   if (!HasLargeFamily(family)) return best;
   const TileConfig large = BestLargeConfig(LargeFamily(family), p);
@@ -392,7 +429,7 @@ void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream str
   const int tiling = config.tiling, splits = config.splits;
   GemmParams params = MakeParams(op, p, config);
   std::optional<FfmaOperands> ffma;
-  if (config.family == KernelFamily::kFfma) ffma.emplace(op, p, stream);
+  if (config.family == KernelFamily::kFfma) ffma.emplace(op, p, tiling, stream);
   const auto launch = [&] {
     constexpr decltype(&LaunchFp32) kLaunch[] = {LaunchFp32,       LaunchTf32,      Launch3xTf32,
                                                  LaunchU8,         LaunchLargeFp32, LaunchLargeTf32,

@@ -408,10 +408,11 @@ void LaunchLarge3xTf32(const char* op, int tiling, const GemmParams& params, DLS
 // they have to be copied. FfmaPackUs estimates the copies.
 class FfmaOperands {
  public:
-  FfmaOperands(const char* op, const Gemm& gemm, DLStream stream);
+  FfmaOperands(const char* op, const Gemm& gemm, int tiling, DLStream stream);
   void Multiply(const char* op, const GemmParams& params, DLStream stream) const;
 
  private:
+  const int tiling_;
   std::unique_ptr<Scratch> packed_a_, packed_b_;
   CUtensorMap a_, b_;
 };

@@ -64,8 +64,10 @@ double PackUs(const Operand& x, const Gemm& p, int64_t extent) {
 
 }  // namespace
 
-FfmaOperands::FfmaOperands(const char* op, const Gemm& p, DLStream stream) {
-  const auto map_of = [&](Operand x, int64_t extent, int box, std::unique_ptr<Scratch>& copy) {
+FfmaOperands::FfmaOperands(const char* op, const Gemm& p, int tiling, DLStream stream)
+    : tiling_(tiling) {
+  const auto map_of = [&](Operand x, int64_t extent, int box, int depth,
+                          std::unique_ptr<Scratch>& copy) {
     if (IsPacked(x)) {
       const int64_t pitch = CeilDiv(extent, 4) * 4;
       copy = std::make_unique<Scratch>(p.ctx, pitch * p.k * (int64_t)sizeof(float), stream);
@@ -75,21 +77,27 @@ FfmaOperands::FfmaOperands(const char* op, const Gemm& p, DLStream stream) {
              stream, x, extent, p.k, pitch, copy->floats());
       x = {copy->floats(), 1, pitch};
     }
-    return PlainMap(op, x.data, extent, p.k, x.of_k, box, FfmaTiling::kTileK);
+    return PlainMap(op, x.data, extent, p.k, x.of_k, box, depth);
   };
-  if (IsReadAlongK(p))
-    a_ = BoxMap(op, DL_FLOAT32, p.a, p.k, p.m, p.k, 1, FfmaTiling::kTileM, false);
-  else
-    a_ = map_of(OperandA(p), p.m, FfmaTiling::kTileM, packed_a_);
-  b_ = map_of(OperandB(p), p.n, FfmaTiling::kTileN, packed_b_);
+  WithTiling<FfmaTilings>(tiling, [&](auto of) {
+    using T = typename decltype(of)::type;
+    if (IsReadAlongK(p))
+      a_ = BoxMap(op, DL_FLOAT32, p.a, p.k, p.m, p.k, 1, T::kTileM, false);
+    else
+      a_ = map_of(OperandA(p), p.m, T::kTileM, T::kTileK, packed_a_);
+    b_ = map_of(OperandB(p), p.n, T::kTileN, T::kTileK, packed_b_);
+  });
 }
 
 void FfmaOperands::Multiply(const char* op, const GemmParams& params, DLStream stream) const {
   const bool along_k = IsReadAlongK(params.gemm);
-  const auto kernel = along_k ? FfmaKernel<FfmaTiling, true> : FfmaKernel<FfmaTiling, false>;
   const int cluster = params.partial ? 1 : params.splits;
-  LaunchClusters(op, kernel, (unsigned)(params.tiles * params.splits), (unsigned)cluster,
-                 FfmaTiling::kThreads, kFfmaNbytes, params.allow_pdl, stream, a_, b_, params);
+  WithTiling<FfmaTilings>(tiling_, [&](auto of) {
+    using T = typename decltype(of)::type;
+    LaunchClusters(op, along_k ? FfmaKernel<T, true> : FfmaKernel<T, false>,
+                   (unsigned)(params.tiles * params.splits), (unsigned)cluster, T::kThreads,
+                   kFfmaNbytes<T>, params.allow_pdl, stream, a_, b_, params);
+  });
 }
 
 bool FfmaFits(const Gemm& p) {

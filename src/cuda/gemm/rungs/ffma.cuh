@@ -1,19 +1,25 @@
 // GEMM in true float32 by FFMA, fed by TMA, for large products on sm_90a; ffma.cu launches it,
 // kernel.cuh has the parameters, split-K and the way out to C.
 //
-// One block a multiprocessor computes 256 x 128 of C: eight warps of 64 x 64, whose threads hold
-// 16 x 8 sums. One thread copies panels by TMA into a ring of stages in shared memory; a warp waits
-// for a panel's mbarrier, multiplies, and arrives at another, so that warps need not meet. B lies
-// (k, n), so that a thread's columns at one k are quads, and so may A; an A that lies along K in
-// whole quads is read four k at a time. Other operands are transposed before. What is multiplied
-// next is read without bank conflicts in the meantime. Sums go over k in ascending order.
+// A warp computes 64 x 64 of C, a thread 16 x 8 sums; a block 256 x 128, alone on a multiprocessor,
+// or 128 x 128, as one of two. One thread copies panels by TMA into a ring of stages in shared
+// memory; a warp waits for a panel's mbarrier, multiplies, and arrives at another, so that warps
+// need not meet, and it waits for the next panel before it multiplies this one, so that the loop
+// has no branch. B lies (k, n), so that a thread's columns at one k are quads, and so may A; an A
+// that lies along K in whole quads is read four k at a time. Other operands are transposed before.
+// What is multiplied next is read without bank conflicts in the meantime. Sums go over k in
+// ascending order.
 //
-// Limited by the issue of FFMA: of about 137 instructions for each k, 128 are multiply-adds. An
-// FFMA takes two cycles where its operands come from one register bank, for which reason the
-// products of a column of sums go down and those of the next one up, so that a column's operand is
-// kept for all of its rows. The loop over k is unrolled by eight alone, since the instruction cache
-// does not hold much more, and panels are deep, since each costs a warp its wait.
+// Limited by the issue of FFMA: of about 135 instructions for each k, 128 are multiply-adds. An
+// FFMA takes two cycles where the operands that it has to read are in one of the two register
+// banks, the even and the odd registers. For this reason the products of a column of sums go down
+// and those of the next one up, so that a column's operand is kept for all of its rows, and a sum
+// is in the other bank than its row's operand (Begin). The loop over k is unrolled by eight alone,
+// since the instruction cache does not hold much more, and panels are deep, since each costs a warp
+// its wait.
 #pragma once
+#include <algorithm>
+
 #include "cuda/gemm/kernel.cuh"
 #include "cuda/instructions/hopper.cuh"
 #include "cuda/instructions/ring.cuh"
@@ -21,18 +27,20 @@
 namespace dlsys {
 namespace cuda {
 
-using FfmaTiling = LargeTiling<256, 128, 16, 8, 32, 4, 1>;
-constexpr int kFfmaUnroll = 8;  // of k, an even divisor of a panel's
-static_assert(FfmaTiling::kTileK % kFfmaUnroll == 0 && kFfmaUnroll % 2 == 0);
-
-constexpr int kFfmaPanelA = FfmaTiling::kTileM * FfmaTiling::kTileK;
-constexpr int kFfmaStageNumel = kFfmaPanelA + FfmaTiling::kTileN * FfmaTiling::kTileK;
-constexpr int kFfmaPanels = FfmaTiling::kStages * kFfmaStageNumel;
+// In the order of their costs in heuristic.cu.
+using FfmaTilings =
+    std::tuple<LargeTiling<128, 128, 16, 8, 32, 3, 2>, LargeTiling<256, 128, 16, 8, 32, 4, 1>>;
+constexpr int kFfmaUnroll = 8;        // of k, an even divisor of a panel's
 constexpr int kFfmaAlignment = 1024;  // of what TMA writes in its swizzle
+
+template <class T>
+constexpr int kFfmaPanelA = T::kTileM * T::kTileK;
+template <class T>
+constexpr int kFfmaStageNumel = kFfmaPanelA<T> + T::kTileN * T::kTileK;
 // Panels, over which a tile of C lies at the end.
+template <class T>
 constexpr size_t kFfmaNbytes =
-    (kFfmaPanels > FfmaTiling::kTileNumel ? kFfmaPanels : FfmaTiling::kTileNumel) * sizeof(float) +
-    kFfmaAlignment;
+    std::max(T::kStages * kFfmaStageNumel<T>, T::kTileNumel) * sizeof(float) + kFfmaAlignment;
 
 // A thread's sums, and its operands at this k and at the next. Adjacent lanes share a column, lanes
 // two apart a row: shared memory broadcasts to them.
@@ -43,29 +51,37 @@ class FfmaAccumulator {
       : row_(row + 4 * (lane % 2 + lane / (2 * T::kLanesN) * 2)),
         col_(col + 4 * (lane / 2 % T::kLanesN)) {}
 
-  // Goes on at the beginning of a panel, or behind what was multiplied.
-  __device__ __forceinline__ void MoveTo(const float* panel) {
-    from_a_ = panel + row_;
-    from_b_ = panel + kFfmaPanelA + col_;
-  }
-  __device__ __forceinline__ void Advance() {
-    from_a_ += kFfmaUnroll * T::kTileM;
-    from_b_ += kFfmaUnroll * T::kTileN;
+  // Reads the first operands of a panel. Sums begin as `zeros` in shared memory, read as quads that
+  // have the rows of each pair exchanged: a quad lies in four adjacent registers, so that sums of
+  // even rows come to odd registers, where operands of even rows are in even ones.
+  __device__ __forceinline__ void Begin(const float4 (&zeros)[T::kAccumulators / 4],
+                                        const float* panel) {
+#pragma unroll
+    for (int j = 0; j < T::kThreadN; j++)
+#pragma unroll
+      for (int i = 0; i < T::kThreadM; i += 4) {
+        const float4 x = zeros[j * T::kThreadM / 4 + i / 4];
+        sums_[i + 1][j] = x.x, sums_[i][j] = x.y, sums_[i + 3][j] = x.z, sums_[i + 2][j] = x.w;
+      }
+    from_a_ = panel + row_, from_b_ = panel + kFfmaPanelA<T> + col_;
+    Read(0);
   }
 
-  // Multiplies kFfmaUnroll of k; move() goes on to what follows, which is then read.
-  template <class F>
-  __device__ __forceinline__ void Multiply(F&& move) {
+  // Multiplies kFfmaUnroll of k and reads the first operands of what follows: in this panel, or
+  // where it `ends`, in the next.
+  __device__ __forceinline__ void Multiply(bool ends, const float* next) {
+    const float* const next_a = ends ? next + row_ : from_a_ + kFfmaUnroll * T::kTileM;
+    const float* const next_b =
+        ends ? next + kFfmaPanelA<T> + col_ : from_b_ + kFfmaUnroll * T::kTileN;
 #pragma unroll
     for (int k = 0; k < kFfmaUnroll - 1; k++) {
       Read(k + 1);
       Add(k);
     }
-    move();
+    from_a_ = next_a, from_b_ = next_b;
     Read(0);
     Add(kFfmaUnroll - 1);
   }
-  __device__ __forceinline__ void Begin() { Read(0); }
 
   // Stores the sums to the tile in shared memory. As quads they would have to lie in registers of
   // one row, whose banks then meet those of the operands.
@@ -100,7 +116,7 @@ class FfmaAccumulator {
   const int row_, col_;
   const float *from_a_, *from_b_;
   float a_[2][T::kThreadM], b_[2][T::kThreadN];
-  float sums_[T::kThreadM][T::kThreadN] = {};
+  float sums_[T::kThreadM][T::kThreadN];
 };
 
 // The same where A lies along K, in rows of 128 bytes with their quads exchanged (swizzle): a
@@ -118,28 +134,20 @@ class FfmaAccumulatorAlongK {
         row_(row + lane_row_),
         col_(col + 4 * (lane / 2 % T::kLanesN)) {}
 
-  __device__ __forceinline__ void MoveTo(const float* panel) {
-    from_a_ = panel + row_ * kRow;
-    from_b_ = panel + kFfmaPanelA + col_;
-    quad_ = 0;
-  }
-  __device__ __forceinline__ void Advance() {
-    from_b_ += kFfmaUnroll * T::kTileN;
-    quad_ += 2;
-  }
-  __device__ __forceinline__ void Begin() {
+  __device__ __forceinline__ void Begin(const float4 (&)[T::kAccumulators / 4],
+                                        const float* panel) {
+    MoveTo(panel);
     ReadB(0, 0);
     ReadA(0, 0, 0);
   }
-  template <class F>
-  __device__ __forceinline__ void Multiply(F&& move) {
+  __device__ __forceinline__ void Multiply(bool ends, const float* next) {
 #pragma unroll
     for (int step = 0; step < 2 * kGroups; step++) {
       const int half = step / kGroups, group = step % kGroups;
       if (group + 1 < kGroups) {
         ReadA(half, group + 1, (group + 1) % 2);
       } else {
-        if (half == 1) move();
+        if (half == 1) ends ? MoveTo(next) : Advance();
         ReadB(1 - half, 1 - half);
         ReadA(1 - half, 0, 0);
       }
@@ -157,13 +165,22 @@ class FfmaAccumulatorAlongK {
   }
 
  private:
+  __device__ __forceinline__ void MoveTo(const float* panel) {
+    from_a_ = panel + row_ * kRow, from_b_ = panel + kFfmaPanelA<T> + col_;
+    quad_ = 0;
+  }
+  __device__ __forceinline__ void Advance() {
+    from_b_ += kFfmaUnroll * T::kTileN;
+    quad_ += 2;
+  }
+
   // Rows of a group at the four k of a half. Rows four apart differ in one bit of the swizzle.
   __device__ __forceinline__ void ReadA(int half, int group, int to) {
     const int even = ((quad_ + half) ^ lane_row_) * kDepth;
 #pragma unroll
     for (int r = 0; r < kGroup; r++)
-      *(float4*)a_[to][r] = *(const float4*)(from_a_ + (group * kGroup + r) * T::kLanesM * kRow +
-                                             (even ^ r % 2 * 16));
+      ReadQuads<1>(from_a_ + (group * kGroup + r) * T::kLanesM * kRow + (even ^ r % 2 * 16),
+                   a_[to][r]);
   }
   __device__ __forceinline__ void ReadB(int half, int to) {
 #pragma unroll
@@ -190,14 +207,15 @@ class FfmaAccumulatorAlongK {
 };
 
 template <class T, bool kAlongK>
-__global__ __launch_bounds__(T::kThreads,
-                             1) void FfmaKernel(const __grid_constant__ CUtensorMap map_a,
-                                                const __grid_constant__ CUtensorMap map_b,
-                                                const GemmParams params) {
+__global__ __launch_bounds__(T::kThreads, T::kResident) void FfmaKernel(
+    const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+    const GemmParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kAhead = T::kStages - 2;  // panels in flight; warps may be one panel apart
+  constexpr int kAhead = T::kStages - 1;  // panels in flight
   constexpr int kWarpsM = T::kTileM / T::kWarpM, kWarps = T::kThreads / 32;
-  constexpr int kFloat = (int)sizeof(float);
+  constexpr int kFloat = (int)sizeof(float), kZeros = T::kAccumulators / 4;
+  static_assert(T::kTileK % kFfmaUnroll == 0 && kFfmaUnroll % 2 == 0 && kZeros <= T::kThreads);
+  __shared__ float4 zeros[kZeros];
   __shared__ __align__(8) uint64_t barriers[2 * T::kStages];
   unsigned char* const dynamic = DynamicShared<unsigned char>();
   auto* const memory = (float*)(dynamic + (-hopper::SharedAddress(dynamic) & (kFfmaAlignment - 1)));
@@ -208,6 +226,7 @@ __global__ __launch_bounds__(T::kThreads,
   const int k0 = (int)(coord.split * params.k_slice);
   const int k_numel = (int)min(params.k_slice, params.gemm.k - k0);
   const int k_tiles = CeilDiv32(k_numel, T::kTileK);
+  if (threadIdx.x < kZeros) zeros[threadIdx.x] = make_float4(0, 0, 0, 0);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < T::kStages; stage++) {
       hopper::InitBarrier(full + stage * 8, 1);
@@ -220,16 +239,16 @@ __global__ __launch_bounds__(T::kThreads,
 
   RingPosition<T::kStages> filled, at;  // what is copied next, and multiplied
   const auto copy = [&](int k_tile) {
-    const uint32_t to = shared + filled.stage * kFfmaStageNumel * kFloat;
+    const uint32_t to = shared + filled.stage * kFfmaStageNumel<T> * kFloat;
     const uint32_t barrier = full + filled.stage * 8;
     const int k = k0 + k_tile * T::kTileK;
     if (k_tile >= T::kStages) hopper::WaitForPhase(empty + filled.stage * 8, filled.parity ^ 1);
-    hopper::ArriveExpecting(barrier, kFfmaStageNumel * kFloat);
+    hopper::ArriveExpecting(barrier, kFfmaStageNumel<T> * kFloat);
     if (kAlongK)
       hopper::LoadBox<false>(to, &map_a, barrier, k, row0, 0);
     else
       hopper::LoadBox<false>(to, &map_a, barrier, row0, k, 0);
-    hopper::LoadBox<false>(to + kFfmaPanelA * kFloat, &map_b, barrier, col0, k, 0);
+    hopper::LoadBox<false>(to + kFfmaPanelA<T> * kFloat, &map_b, barrier, col0, k, 0);
     filled.Advance();
   };
   const bool copies = threadIdx.x == 0;
@@ -250,21 +269,17 @@ __global__ __launch_bounds__(T::kThreads,
   };
   if (multiplies) {  // as thread 0, which copies, always does
     hopper::WaitForPhase(full, 0);
-    accumulator.MoveTo(memory);
-    accumulator.Begin();
+    accumulator.Begin(zeros, memory);
 #pragma unroll 1
     for (int k_tile = 0; k_tile < k_tiles; k_tile++) {
       if (copies && k_tile + kAhead < k_tiles) copy(k_tile + kAhead);
       const int stage = at.stage, depth = min(T::kTileK, k_numel - k_tile * T::kTileK);
       at.Advance();
+      if (k_tile + 1 < k_tiles) hopper::WaitForPhase(full + at.stage * 8, at.parity);
+      const float* const next = memory + at.stage * kFfmaStageNumel<T>;
 #pragma unroll 1
-      for (int k = 0; k < depth; k += kFfmaUnroll) {
-        accumulator.Multiply([&] {
-          if (k + kFfmaUnroll < depth) return accumulator.Advance();
-          if (k_tile + 1 < k_tiles) hopper::WaitForPhase(full + at.stage * 8, at.parity);
-          accumulator.MoveTo(memory + at.stage * kFfmaStageNumel);  // garbage after the last panel
-        });
-      }
+      for (int k = 0; k < depth; k += kFfmaUnroll)
+        accumulator.Multiply(k + kFfmaUnroll >= depth, next);  // garbage after the last panel
       release(stage);
     }
   } else {
