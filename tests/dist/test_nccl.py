@@ -159,6 +159,16 @@ class StandIn(unittest.TestCase):
             trained(True)
         self.assertEqual(len(self.notes()), 2)
 
+    def test_a_collective_where_blocks_would_not_run_together(self) -> None:
+        """A kernel that sums over ranks waits for their blocks: a long gradient has too many."""
+        self.group.sums_in_kernels = True
+        self.addCleanup(setattr, self.group, "sums_in_kernels", False)
+        x, w = ad.Variable("x", (2, 200_000)), ad.Parameter(np.zeros((200_000, 1), np.float32), "w")
+        update = optim.SGD(0.1).minimize(F.mean(x @ w), [w])
+        ad.Executor([update], gpu(0), group=self.group).run({x: np.ones((2, 200_000), np.float32)})
+        self.assertIn(f"all_reduce 200000 of {FLOAT32}, {SUM} grouped", self.notes())
+        np.testing.assert_allclose(w.asnumpy(), np.full((200_000, 1), -0.1), rtol=1e-6)
+
     def test_means_where_others_read_them_too(self) -> None:
         """The norm that clips reads the mean; an update alone divides the sum itself."""
         x, w = ad.Variable("x", (8, 6)), ad.Parameter(np.full((6, 5), 0.1, "f"), "w")

@@ -13,10 +13,12 @@ makes these too: a tile goes to the other ranks from where it is made, and no co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import KernelError
 from ..graph.lines import attributed_to
 from ..graph.node import Node
 from ..ops.matmul import matmul_op
@@ -26,7 +28,14 @@ from ..runtime.interface import interface
 from ..runtime.target import Target
 from .shared.body import close
 from .shared.rewrite import Graph, exchange
-from .shared.update_operators import changed_by, fused_update, replaced_update, source_of, states_of
+from .shared.update_operators import (
+    FusedUpdate,
+    changed_by,
+    fused_update,
+    replaced_update,
+    source_of,
+    states_of,
+)
 
 MOST_PRODUCTS = interface.limits["weight_update_gemms"]  # that a launch has room for
 
@@ -59,13 +68,14 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
             if total is not None:
                 own = [total.inputs[x.attrs["index"] if x.op.projection else 0] for x in gradients]
                 members = list(_members(graph, own))
-                made = sum(1 + (member.of_sums is not None) for member in members)
-                if made < len(own) or len(_groups(members)) > 1:
+                taken = sum(1 + (member.of_sums is not None) for member in members)
+                if taken < len(own) or len(_groups(members)) > 1:
                     continue
             else:
                 members = list(_members(graph, gradients))
-            if members:
-                replaced.update(_replaced(graph, node, node.op, members, total))
+            made = _fused_groups(node, node.op, members, total)
+            if made and (total is None or all(_runs_together(x, options.target) for x, _ in made)):
+                replaced.update(replaced_update(graph, node, node.op, made))
     return exchange(fetches, replaced)
 
 
@@ -141,17 +151,31 @@ def _fits(product: Node) -> bool:
     return free and float32 and transposed and not any(map(changed_by, product.inputs))
 
 
-def _replaced(
-    graph: Graph, update: Node, op: RuleOp, members: Sequence[_Member], total: Node | None
-) -> dict[Node, Node]:
-    """The values of an update by those of the nodes that take its place, and that of `total`."""
+def _fused_groups(
+    update: Node, op: RuleOp, members: Sequence[_Member], total: Node | None
+) -> list[tuple[Node, list[int]]]:
+    """The nodes that take the place of an update, and which parameters are whose. total: the sum
+    over ranks that they make, too.
+    """
     made: list[tuple[Node, list[int]]] = []
     with attributed_to(update):
         for group in _groups(members):
             taken = [member.gradient for member in group]
             taken += [member.of_sums for member in group if member.of_sums is not None]
             made.append((_fused(update, op, group, taken, total), taken))
-    return replaced_update(graph, update, op, made)
+    return made
+
+
+def _runs_together(update: Node, target: Target) -> bool:
+    """True where all blocks of a launch that sums over ranks can run at once, as they must."""
+    assert isinstance(update.op, FusedUpdate) and update.op.kernel is not None
+    specs = iter([x.spec for x in update.inputs])
+    lists = [list(islice(specs, count)) for count in update.op.lists(update)]
+    try:
+        target.workspace(update.op.kernel, *lists, *update.op.scalars(update))
+    except KernelError:
+        return False
+    return True
 
 
 def _groups(members: Sequence[_Member]) -> list[list[_Member]]:
