@@ -295,7 +295,8 @@ void ScatterAddTo(const char* op, const DLArray* updates, const DLArray* indices
   const int64_t n = Numel(y);
   if (n == 0) return;
   const Workspace work(shape, y->ctx, stream);
-  const Faults faults = FaultsOf(op, "index", y->ctx.device_id);
+  // Whoever wrote the program knows the operator, not what it is fused into.
+  const Faults faults = FaultsOf("scatter_add", "index", y->ctx.device_id);
   const int at = SortByRow(op, checked, shape, work, faults, stream);
   const Sorted sorted{work.order[at], work.starts};
   const bool in_quads = shape.inner >= kQuadRow && shape.inner % 4 == 0 && Aligned16(from) &&
