@@ -708,6 +708,7 @@ WITHIN = {
     "place": "constant_pad",
     "window": "getitem",
     "scatter": "scatter_add",
+    "scatter_add_to": "scatter_add",
     "concat_two": "concat",
     "split_sizes": "split_equal",
     "pad": "constant_pad",

@@ -272,8 +272,8 @@ def case_report() -> None:
 
 
 def case_sums_in_kernels() -> None:
-    """On GPUs the kernel that makes the gradients of a small network sums them over ranks, to what a
-    collective sums; the same bits on all ranks, and in repeats with other shapes in between.
+    """On GPUs the kernel that makes the gradients of a small network sums them over ranks, to what
+    a collective sums; the same bits on all ranks, and in repeats with other shapes in between.
     """
     if ON_GPUS and not world.sums_in_kernels:
         raise unittest.SkipTest("built without NCCL's headers, or the GPUs share no memory")

@@ -151,8 +151,14 @@ class StandIn(unittest.TestCase):
             (plan,) = executor.report().plans
             self.assertEqual(len(plan.exchanged), 1)
             self.assertEqual(plan.exchanged[0].nbytes, 4 * (90 * 75 + 75 + 75 * 10))
-        # Where somebody else reads a gradient, or the gradients are many bytes, a collective does it.
-        trained(True, fetched=True)
+        # Where somebody else reads a gradient, or they are many bytes, a collective does it; then
+        # ranks are not told the same.
+        with mock.patch.object(self.group, "agree") as agree:
+            trained(True, fetched=True)
+            trained(True)
+        told = [call.args for call in agree.call_args_list if call.args[1]["exchanges"]]
+        kinds = {digest: what["exchanges"][0].split()[0] for digest, what in told}
+        self.assertEqual(sorted(kinds.values()), ["all_reduce", "matmul_sgd_update"])
         self.assertEqual(len(self.notes()), 2 * 3)
         few = mock.patch("dlsys.fusion.weight_update.MOST_SENT", -1)
         with few:

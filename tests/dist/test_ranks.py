@@ -146,7 +146,11 @@ class SteadyState(unittest.TestCase):
     def test_a_launch_a_step_and_communication_within(self) -> None:
         works = "mlp", "lenet-1000"
         launch = [sys.executable, "-m", "dlsys.dist", "launch", "-n", 2]
-        program = HERE.parents[1] / "benchmarks", "dist_dlsys", ",".join(f"trace-{x}" for x in works)
+        program = (
+            HERE.parents[1] / "benchmarks",
+            "dist_dlsys",
+            ",".join(f"trace-{x}" for x in works),
+        )
         done = run(*launch, *program, 1)
         self.assertEqual(done.returncode, 0, done.stderr)
         found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -323,13 +327,14 @@ class Alone(unittest.TestCase):
         )
 
     def test_launch_as_root_by_open_mpi(self) -> None:
-        """It refuses root, so that it counts as not there; else it may have more ranks than cores."""
+        """It refuses root, so it counts as not there; else more ranks than cores are allowed."""
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "mpiexec"
             program.write_text("#!/bin/sh\necho 'mpiexec (OpenRTE) 4.1.6'\n")
             program.chmod(0o755)
             code = (
-                "import os, sys; sys.executable = '/nowhere/python'; import dlsys.dist.launch as m\n"
+                "import os, sys; sys.executable = '/nowhere/python'\n"
+                "import dlsys.dist.launch as m\n"
                 "m.find_spec = bool; m.unavailable = lambda ctx: None\n"
                 "for user in (0, 1): os.geteuid = lambda: user; print(m._mpiexec(2)[1:])"
             )

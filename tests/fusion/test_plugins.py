@@ -115,7 +115,8 @@ class Settings(unittest.TestCase):
         without_draws = ["simplify", *in_tf32, "precision"]
         self.assertEqual(arranged(target=GPU, precision="tf32"), without_draws)
         self.assertIn("matvec", arranged(target=GPU, precision="fp32"))
-        self.assertNotIn("uint8_inputs", arranged(target=CPU))
+        self.assertIn("uint8_inputs", arranged(target=GPU, precision="fp32"))
+        self.assertNotIn("uint8_inputs", arranged(target=GPU, precision="bf16"))
         self.assertNotIn("pointwise", arranged(target=CPU, one_by_one=True))
         self.assertEqual(arranged(target=NUMPY), ["simplify", "quantized", "conv_pool"])
         self.assertEqual([one.name for one in PASSES], ["simplify", "fresh_draws", "precision"])

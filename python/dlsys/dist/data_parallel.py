@@ -18,6 +18,7 @@ import numpy as np
 
 from ..dtypes import bfloat16
 from ..errors import GraphError
+from ..executor.plan.memory import Plan
 from ..graph.lines import attributed_to
 from ..graph.node import Node, find_topo_sort, hooks
 from ..ops.elementwise import cast_op, mul
@@ -59,17 +60,19 @@ class DataParallel:
         if group.size == 1 and not group.handle:
             self.passes = ()
 
-    def before_run(self, key: Hashable, specs: Callable[[], Mapping[Node, Any]]) -> None:
-        """Returns where all ranks are about to run the same graph on feeds of the same shapes, which
-        a group without MPI compares before the first run of each shape only. CommunicationError on
-        all ranks, with the first difference, where they are not. Before the first run all ranks
-        take over rank 0's Parameters.
+    def before_run(
+        self, key: Hashable, plan: Plan, specs: Callable[[], Mapping[Node, Any]]
+    ) -> None:
+        """Returns where all ranks are about to run the same graph on feeds of the same shapes, and
+        exchange the same, which a group without MPI compares before the first run of each shape
+        only. CommunicationError on all ranks, with the first difference, where they do not. Before
+        the first run all ranks take over rank 0's Parameters.
         """
         first, known = not self._told, key in self._told
         if known:
             mine = self._told[key]
         else:
-            told = _told(specs(), self._ctx)
+            told = _told(specs(), plan, self._ctx)
             text = "\n".join(without_line(line) for lines in told.values() for line in lines)
             digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
             mine = digest, told
@@ -244,8 +247,10 @@ def _buckets(
 
 
 # ---- what ranks compare ----
-def _told(specs: Mapping[Node, Any], ctx: Any) -> Told:
-    """The lines by which ranks compare feeds, settings and graphs."""
+def _told(specs: Mapping[Node, Any], plan: Plan, ctx: Any) -> Told:
+    """The lines by which ranks compare feeds, settings, graphs and what these exchange, which may
+    depend on the fetches.
+    """
     numbers = {node: k for k, node in enumerate(specs)}
     feeds = [f"{x.name} {spec}" for x, spec in _described(specs) if x.op.leaf == "feed"]
     rules = f"{target_of(ctx).name}, DLSYS_FUSION={settings.fusion}"
@@ -255,7 +260,12 @@ def _told(specs: Mapping[Node, Any], ctx: Any) -> Told:
         attrs = ", ".join(f"{key}={_value(node.attrs[key])}" for key in sorted(node.attrs))
         name = f" {node.name}" if node.op.leaf == "state" else ""
         graph.append(f"{node.op.name}{name} {spec} of {inputs} {attrs}{LINE}{node.where}]")
-    return {"feeds": feeds, "settings": [rules], "graph": graph}
+    exchanges = [
+        f"{node.op.name} {node.attrs.get('op', '')} of {node.op.outputs} arrays{LINE}{node.where}]"
+        for node in (step.node for step in plan.steps)
+        if node.op.communicates
+    ]
+    return {"feeds": feeds, "settings": [rules], "graph": graph, "exchanges": exchanges}
 
 
 def _described(specs: Mapping[Node, Any]) -> list[tuple[Node, str]]:

@@ -46,8 +46,8 @@ def communicator(ctx: Context, common: Array, rank: int, size: int) -> int:
 
 
 def sums_in_kernels(ctx: Context, handle: int) -> int:
-    """Not 0, and the same on all ranks, where other kernels than those of collectives can sum over a
-    communicator's ranks.
+    """Not 0, and the same on all ranks, where other kernels than those of collectives can sum over
+    a communicator's ranks.
     """
     found = ctypes.c_int32()
     call = load().cdll.DLCommunicatorSumsInKernels

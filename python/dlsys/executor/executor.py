@@ -158,8 +158,8 @@ class Executor(Views):
         with self._running:
             runner, transaction, values = self._ready(feed_dict)
             if self._parallel is not None:
-                key = self._signatures or ()
-                self._parallel.before_run(key, lambda: self._infer(self._feeds.specs(key)))
+                key, plan = self._signatures or (), runner.plan
+                self._parallel.before_run(key, plan, lambda: self._infer(self._feeds.specs(key)))
             if n > 1 and not runner.runs:
                 self._run(runner, transaction, values)  # the run after the first is captured
                 n -= 1

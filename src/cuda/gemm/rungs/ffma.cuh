@@ -3,20 +3,17 @@
 //
 // A warp computes 64 x 64 of C, a thread 16 x 8 sums; a block 256 x 128, alone on a multiprocessor,
 // or 128 x 128, as one of two. One thread copies panels by TMA into a ring of stages in shared
-// memory; a warp waits for a panel's mbarrier, multiplies, and arrives at another, so that warps
-// need not meet, and it waits for the next panel before it multiplies this one, so that the loop
-// has no branch. B lies (k, n), so that a thread's columns at one k are quads, and so may A; an A
-// that lies along K in whole quads is read four k at a time. Other operands are transposed before.
-// What is multiplied next is read without bank conflicts in the meantime. Sums go over k in
-// ascending order.
+// memory; a warp waits for the next panel's mbarrier before it multiplies this one, so that its
+// loop has no branch, and arrives at another behind it. B lies (k, n), so that a thread's columns
+// at one k are quads, and so may A; an A that lies along K in whole quads is read four k at a time.
+// Other operands are transposed before. Sums go over k in ascending order.
 //
 // Limited by the issue of FFMA: of about 135 instructions for each k, 128 are multiply-adds. An
-// FFMA takes two cycles where the operands that it has to read are in one of the two register
-// banks, the even and the odd registers. For this reason the products of a column of sums go down
-// and those of the next one up, so that a column's operand is kept for all of its rows, and a sum
-// is in the other bank than its row's operand (Begin). The loop over k is unrolled by eight alone,
-// since the instruction cache does not hold much more, and panels are deep, since each costs a warp
-// its wait.
+// FFMA takes two cycles where it has to read operands of one register bank, the even or the odd
+// registers. For this reason the products of a column of sums go down and those of the next one up,
+// so that a column's operand is kept for all of its rows, and a sum is in the other bank than its
+// row's operand (Begin). The loop over k is unrolled by eight alone, since the instruction cache
+// does not hold much more, and panels are deep, since each costs a warp its wait.
 #pragma once
 #include <algorithm>
 
