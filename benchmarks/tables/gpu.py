@@ -56,6 +56,15 @@ def source(record: dict[str, Any]) -> str:
     )
 
 
+def raced(results: Results) -> dict[str, Any]:
+    """The record with the race, under that name: race.json where peers took part, else gpu.json."""
+    try:
+        alone = results.read("race")
+    except FileNotFoundError:
+        return results.read("gpu")
+    return {**alone, "race": alone} if alone["versions"] else results.read("gpu")
+
+
 def times(record: dict[str, Any], work: str, precision: str) -> dict[str, dict[str, Any]]:
     """The measurements of a work, by contestant and mode: `torch graph`."""
     return {
@@ -77,7 +86,7 @@ def fastest(
 
 def race(results: Results) -> str:
     """Whole training steps against the peers."""
-    record = results.read("gpu")
+    record = raced(results)
     body = []
     for work, text in NAMES.items():
         for precision in ("fp32", "tf32"):
@@ -106,7 +115,7 @@ def race(results: Results) -> str:
 
 def memory(results: Results) -> str:
     """The most device memory that a training step took, beside PyTorch's."""
-    record = results.read("gpu")
+    record = raced(results)
     body = []
     for work, text in NAMES.items():
         found = times(record, work, "fp32")
@@ -133,7 +142,7 @@ def mebibytes(found: dict[str, Any]) -> str:
 
 def drawn(results: Results) -> str:
     """Networks that nobody tuned for, beside the named ones."""
-    record = results.read("gpu")
+    record = raced(results)
     ours = [
         each
         for each in record["race"]["times"]
@@ -245,7 +254,7 @@ def draw(results: Results, path: Path) -> str:
         import matplotlib
         from matplotlib.figure import Figure
 
-        record = results.read("gpu")
+        record = raced(results)
     except (ImportError, FileNotFoundError) as missing:
         return f"{path.name}: left as it is, for want of {missing}"
     if not record["race"]["versions"]:
