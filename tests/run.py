@@ -8,8 +8,9 @@ tests run. `-k` keeps those whose names contain a PART, or match it where it has
 options keep tests by what is noted in the code: `--needs gpu` those that `devices.require` or its
 like marks as needing a GPU and those that take every native device, `--table` those that a row of
 the operator table becomes, `--drawn` those of modules that draw their cases (seeds.py), `--quick`
-those that are not marked `devices.slow`, and of each row of the table its small cases. `--sample`
-has tests go through some of their cases alone (sample.py), as `--quick` does too.
+those of the library that are not marked `devices.slow`, and of each row of the table its small
+cases: applications, the service, pictures and measurements, which stand on the library, are left
+out. `--sample` has tests go through some of their cases alone (sample.py), as `--quick` does too.
 
 `-j N` deals the tests to N processes, which share the cores; slow ones go first, so that all end
 together. `--list` prints the names of the tests and runs none, `--slowest N` ends with the CPU
@@ -51,6 +52,7 @@ sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "python")]
 
 from support import leaks, sample, seeds  # noqa: E402
 
+UPON = {"apps", "measurements", "serve", "viz"}  # folders of tests of what stands on the library
 DEALT = 25  # tests of one class that a process gets at a time; a slow one goes alone
 WORKER = "--worker"
 PATIENCE = 60  # seconds for a process to end once it has no more tests
@@ -218,10 +220,15 @@ def chosen(suite: unittest.TestSuite, options: argparse.Namespace) -> unittest.T
             (not options.needs or needs(test, options.needs))
             and (not options.table or noted(test, "row") is not None)
             and (not options.drawn or draws(test))
-            and (not options.quick or not slow(test))
+            and (not options.quick or not (slow(test) or room(test) in UPON))
         )
 
     return unittest.TestSuite(filter(keeps, each_test(suite)))
+
+
+def room(test: unittest.TestCase) -> str:
+    """The folder of `tests/` that its module is in."""
+    return type(test).__module__.split(".")[0]
 
 
 def slow(test: unittest.TestCase) -> bool:
@@ -374,7 +381,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--table", action="store_true", help="tests of the operator table")
     parser.add_argument("--drawn", action="store_true", help="tests that draw their cases")
     parser.add_argument(
-        "--quick", action="store_true", help="no slow test, no large case of the table"
+        "--quick", action="store_true", help="the library: no slow test, no large case"
     )
     parser.add_argument("--sample", action="store_true", help="some cases of the longest tests")
     parser.add_argument("--list", action="store_true", help="print the names of the tests alone")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 import subprocess
 import sys
@@ -177,6 +178,18 @@ class Floors(unittest.TestCase):
     def test_no_files_import_each_other_in_a_circle(self):
         found = circle({path: imported(path) for path in files()})
         self.assertEqual([str(path.relative_to(PACKAGE)) for path in found], [])
+
+    def test_no_module_hides_a_name_that_its_package_imports_late(self):
+        """Importing a module makes it an attribute of its package, where `__getattr__` of the
+        package is no longer asked for a function of that name.
+        """
+        lazy = [path for path in PACKAGE.rglob("__init__.py") if "__getattr__" in path.read_text()]
+        self.assertGreater(len(lazy), 2)
+        for path in lazy:
+            module = ".".join(("dlsys", *path.parent.relative_to(PACKAGE).parts))
+            package = importlib.import_module(module)
+            late = getattr(package, "_HOMES", {}).keys()
+            self.assertEqual(late & {file.stem for file in path.parent.iterdir()}, set(), module)
 
     def test_a_circle_is_found(self):
         a, b, c, d = (Path(name) for name in "abcd")

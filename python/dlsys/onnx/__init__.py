@@ -14,7 +14,7 @@ from importlib import import_module as _import_module
 
 _NAMES = {
     "exporter": "Exportable export exportable", "importer": "ImportedModel load",
-    "engine": "Engine build_engine engine_targets", "picture": "picture",
+    "engine": "Engine build_engine engine_targets", "drawing": "picture",
 }  # fmt: skip
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

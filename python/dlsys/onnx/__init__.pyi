@@ -1,3 +1,4 @@
+from .drawing import picture as picture
 from .engine import Engine as Engine
 from .engine import build_engine as build_engine
 from .engine import engine_targets as engine_targets
@@ -6,4 +7,3 @@ from .exporter import export as export
 from .exporter import exportable as exportable
 from .importer import ImportedModel as ImportedModel
 from .importer import load as load
-from .picture import picture as picture

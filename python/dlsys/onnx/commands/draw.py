@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ...files import replacing
-from ..picture import picture
+from ..drawing import picture
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
