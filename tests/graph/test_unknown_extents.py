@@ -44,12 +44,13 @@ class Broken(Op):
 
 class UnknownExtents(unittest.TestCase):
     def test_a_rule_is_asked_once_for_layers_that_are_alike(self) -> None:
-        x, relu = batch(None, 8), F.relu(parameter(1)).op
+        # Sizes of no other test, whose rules have not been asked before.
+        x, relu = batch(None, 37), F.relu(parameter(1)).op
         with mock.patch.object(relu, "infer", wraps=relu.infer) as infer:
             for _ in range(10):
-                x = F.relu(F.linear(x, parameter(8, 8)))
+                x = F.relu(F.linear(x, parameter(37, 37)))
             self.assertEqual(infer.call_count, len(STAND_INS))
-            self.assertEqual(F.relu(F.linear(x, parameter(9, 8))).shape, (None, 9))
+            self.assertEqual(F.relu(F.linear(x, parameter(41, 37))).shape, (None, 41))
             self.assertEqual(infer.call_count, 2 * len(STAND_INS))
 
     def test_what_is_remembered_knows_kinds_of_numbers(self) -> None:
