@@ -8,10 +8,11 @@ work. There are as many as BLAS would have, so whoever limits that limits these.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -36,11 +37,13 @@ class Blas(NamedTuple):
 @lru_cache(maxsize=1)
 def blas() -> Blas | None:
     """numpy's BLAS; None for one that is no OpenBLAS, whose threads stay its own business."""
+    modules = (sys.modules.get(f"numpy.{core}._multiarray_umath") for core in ("_core", "core"))
+    files = [file for file in (getattr(m, "__file__", None) for m in modules) if file]
+    compiled = [file for file in files if not file.endswith(".py")]  # numpy 1 has core, 2 _core
     try:
-        from numpy._core import _multiarray_umath as module
-    except ImportError:  # numpy 1
-        from numpy.core import _multiarray_umath as module  # type: ignore[no-redef]
-    library = ctypes.CDLL(module.__file__)  # looks among what it is linked with
+        library = ctypes.CDLL(compiled[0])  # looks among what it is linked with
+    except (IndexError, OSError):
+        return None
     for name in ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "openblas_{}"):
         if hasattr(library, name.format("set_num_threads")):
             functions = (name.format(f"{verb}_num_threads") for verb in ("get", "set"))
@@ -51,7 +54,20 @@ def blas() -> Blas | None:
 def thread_count() -> int:
     """The threads that `share` has use for."""
     found = blas()
-    return 1 if found is None else min(max(found.threads(), 1), MOST_THREADS)
+    if found is None:
+        return 1
+    return min(max(_before if _sharing else found.threads(), 1), MOST_THREADS)
+
+
+@contextmanager
+def quiet(steps: Sequence[Any]) -> Iterator[None]:
+    """Runs steps of a plan in numpy without its warnings. If any has an operator that shares its
+    work, BLAS has one thread in all of them: its own threads wait for more work in a loop, long
+    after a product, on the cores that `share` needs.
+    """
+    shares = any(step.node.op.shares for step in steps) and thread_count() > 1
+    with np.errstate(all="ignore"), _one_blas_thread() if shares else nullcontext():
+        yield
 
 
 def share(

@@ -48,7 +48,7 @@ class ConvPoolOp(Fused):
     """
 
     tolerance = 1e-4
-    has_precision = reads_host = True
+    has_precision = reads_host = shares = True
     discrete_outputs = (1,)
     signature = Signature("*inputs", body=Instance(Body), geometry=Instance(Geometry), relu=Bool())
 
@@ -90,7 +90,7 @@ class ConvPoolGradientOp(Fused):
     """
 
     tolerance = 1e-4
-    has_precision = True
+    has_precision = shares = True
 
     def __init__(self, name: str, outputs: int = 1) -> None:
         super().__init__(name, outputs, any_dtype=(2,))

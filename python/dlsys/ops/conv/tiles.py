@@ -234,6 +234,7 @@ def data_gradient(
     if not np.isfinite(f).all():
         return False
     matrix = spread(tiles, f).T
+
     def chunk(images: slice, scratch: Scratch) -> bool:
         s = scratch.sized(images)
         if not unpool(dy[images], code[images], s):
@@ -294,7 +295,7 @@ def interior(tiles: Tiles, s: Scratch, x: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def gather_patches(tiles: Tiles, s: Scratch) -> None:
     """Adds the gradients of patches up, into columns and from there into the plane."""
-    (down, across), w = tiles.out, tiles.window
+    down, w = tiles.out[0], tiles.window
     rows = s.gradients.reshape(down, tiles.patch[0], *s.rows.shape[1:])
     s.rows.fill(0)
     for i in range(tiles.patch[0]):
