@@ -127,9 +127,15 @@ class ConvPoolGradientOp(Fused):
 class ConvPoolFilterGradientOp(ConvPoolGradientOp):
     """The gradients for the filter and, with two outputs, the bias, of (x, dy, code)."""
 
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        scratch, images = _scratch(node, inputs[1]), inputs[1].shape[0]
+        sums = [numpy_form.sums_spec(node.attrs["geometry"].tiles, images)] if scratch else []
+        return scratch + sums
+
     def _by_tiles(self, node: Node, given: Any, scratch: Any, made: Any) -> bool:
+        *memory, sums = scratch
         tiles, bias = node.attrs["geometry"].tiles, made[1] if self.outputs == 2 else None
-        return numpy_form.filter_gradient(tiles, given, Memory(*scratch), made[0], bias)
+        return numpy_form.filter_gradient(tiles, given, Memory(*memory), sums, made[0], bias)
 
     def lists(self, node: Node) -> tuple[int]:
         return (self.outputs,)

@@ -190,36 +190,42 @@ def forward(
     return all(share(chunk, list(tiles.chunks(len(x))), memory.scratches(tiles, len(x))))
 
 
+def sums_spec(tiles: Tiles, images: int) -> Spec:
+    """The scratch for the filters' gradient of each chunk and row of windows."""
+    chunks = len(list(tiles.chunks(images)))
+    return Spec((chunks, tiles.out[0], tiles.m, tiles.k), FLOAT32)
+
+
 def filter_gradient(
     tiles: Tiles,
     arrays: tuple[np.ndarray, np.ndarray, np.ndarray],
     memory: Memory,
+    sums: np.ndarray,
     df: np.ndarray,
     db: np.ndarray | None,
 ) -> bool:
     """The gradients for filter and bias, of x, dy and the codes. False where dy is not finite."""
     x, dy, code = arrays
 
-    def chunk(images: slice, scratch: Scratch) -> tuple[np.ndarray, np.ndarray] | None:
+    def chunk(part: tuple[int, slice], scratch: Scratch) -> np.ndarray | None:
+        number, images = part
         s = scratch.sized(images)
         if not unpool(dy[images], code[images], s):
             return None
         load(tiles, x[images], s)
-        total = np.matmul(s.products, s.patches.transpose(0, 2, 1)).sum(axis=0)
-        return total, s.pooled.reshape(*s.pooled.shape[:2], -1).sum(axis=2).sum(axis=0)
+        np.matmul(s.products, s.patches.transpose(0, 2, 1), out=sums[number])
+        return s.pooled.reshape(*s.pooled.shape[:2], -1).sum(axis=2).sum(axis=0)
 
-    found = share(chunk, list(tiles.chunks(len(x))), memory.scratches(tiles, len(x)))
-    sums = [each for each in found if each is not None]
-    if len(sums) < len(found):
+    parts = list(enumerate(tiles.chunks(len(x))))
+    found = share(chunk, parts, memory.scratches(tiles, len(x)))
+    of_bias = [each for each in found if each is not None]
+    if len(of_bias) < len(found):
         return False
-    total = np.zeros((tiles.m, tiles.k), x.dtype)
+    # In the order of chunks, whichever thread had them.
+    rows = sums.reshape(-1, tiles.m, tiles.k)
+    gather_filters(tiles, rows.sum(axis=0), df)
     if db is not None:
-        db.fill(0)
-    for of_filters, of_bias in sums:  # in the order of chunks, whichever thread had them
-        np.add(total, of_filters, out=total)
-        if db is not None:
-            np.add(db, of_bias, out=db)
-    gather_filters(tiles, total, df)
+        np.sum(np.reshape(of_bias, (-1, len(db))), axis=0, out=db)
     return True
 
 
