@@ -13,11 +13,13 @@ import numpy as np
 from shared.workloads import Work
 
 SIZES = {"logreg": (784, 10), "mlp": (784, 256, 100, 10)}  # of dense networks
-LENET = "lenet"
-MODELS = (LENET, "residual", "resnet18")  # of dlsys.nn, by `built`
+LENET, GPT = "lenet", "gpt"
+MODELS = (LENET, "residual", "resnet18", GPT)  # of dlsys.nn, by `built`
 SEED = 123
 CLASSES = 10
 LEARNING_RATE = 1e-3
+# Of the GPT: the characters, positions, layers, heads and features of docs/gpt.md's run on a CPU.
+CHARACTERS, CONTEXT, LAYERS, HEADS, FEATURES = 219, 64, 4, 4, 128
 
 Weights = list[tuple[np.ndarray, np.ndarray]]
 
@@ -36,8 +38,13 @@ def initial(network: str) -> Weights:
 
 
 def batch(size: int, network: str = LENET) -> tuple[np.ndarray, np.ndarray]:
-    """Images, (size, 784) or resnet18's (size, 3, 64, 64), and class numbers (size,): random."""
+    """Images, (size, 784) or resnet18's (size, 3, 64, 64), and class numbers (size,): random. Of
+    the GPT tokens (size, CONTEXT), and what follows each.
+    """
     rng = np.random.default_rng(7)
+    if network == GPT:
+        text = rng.integers(0, CHARACTERS, (size, CONTEXT + 1))
+        return text[:, :-1].copy(), text[:, 1:].copy()
     shape = (size, 3, 64, 64) if network == "resnet18" else (size, 784)
     images = rng.random(shape, dtype=np.float32)
     return images, rng.integers(0, CLASSES, size)
@@ -65,14 +72,20 @@ class Ours:
 def graph(network: str, size: int) -> tuple[Any, list[Any], dict[Any, Any]]:
     """The loss of a network, its parameters, and a batch as feeds."""
     from dlsys import autodiff as ad
+    from dlsys import functional as F
 
+    images, classes = batch(size, network)
     x, y_ = ad.Variable("x"), ad.Variable("y_", dtype=np.int64)
+    if network == GPT:
+        x = ad.Variable("x", images.shape, images.dtype)
+        y_ = ad.Variable("y_", classes.shape, classes.dtype)
     if network in MODELS:
         model = built(network)
         logits, parameters = model(x), model.parameters()
     else:
         logits, parameters = _dense(x, network)
-    images, classes = batch(size, network)
+    if network == GPT:
+        return F.cross_entropy(logits, y_), parameters, {x: images, y_: classes}
     return ad.softmax_cross_entropy(logits, y_), parameters, {x: images, y_: classes}
 
 
@@ -97,6 +110,9 @@ def built(network: str) -> Any:
 
     if network == "resnet18":
         return nn.ResNet18(CLASSES, seed=SEED)
+    if network == GPT:
+        sizes = nn.GPTConfig(CHARACTERS, CONTEXT, LAYERS, HEADS, FEATURES)
+        return nn.GPT(sizes, seed=SEED)
     return {LENET: nn.LeNet5, "residual": nn.ResNetMNIST}[network](seed=SEED)
 
 

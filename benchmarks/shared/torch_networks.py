@@ -9,7 +9,21 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shared.networks import CLASSES, LEARNING_RATE, LENET, MODELS, batch, built, initial
+from shared.networks import (
+    CHARACTERS,
+    CLASSES,
+    CONTEXT,
+    FEATURES,
+    GPT,
+    HEADS,
+    LAYERS,
+    LEARNING_RATE,
+    LENET,
+    MODELS,
+    batch,
+    built,
+    initial,
+)
 
 
 def theirs(
@@ -19,7 +33,7 @@ def theirs(
     model = (_convolutional(network) if network in MODELS else _dense(network)).to(device)
     images, classes = batch(size, network)
     x, y = torch.from_numpy(images).to(device), torch.from_numpy(classes).to(device)
-    if network in MODELS and x.dim() == 2:
+    if network in MODELS and network != GPT and x.dim() == 2:
         x = x.reshape(size, 1, 28, 28)
     if channels_last:
         x = x.to(memory_format=torch.channels_last)
@@ -28,7 +42,7 @@ def theirs(
 
     def step() -> Any:
         sgd.zero_grad(set_to_none=True)
-        loss = functional.cross_entropy(model(x), y)
+        loss = functional.cross_entropy(model(x), y.flatten())
         loss.backward()
         sgd.step()
         return loss.detach()
@@ -87,6 +101,40 @@ def resnet18() -> nn.Module:
     )
 
 
+class TransformerBlock(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(FEATURES)
+        self.qkv, self.out = nn.Linear(FEATURES, 3 * FEATURES), nn.Linear(FEATURES, FEATURES)
+        self.norm2 = nn.LayerNorm(FEATURES)
+        self.up, self.down = nn.Linear(FEATURES, 4 * FEATURES), nn.Linear(4 * FEATURES, FEATURES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, _ = x.shape
+        heads = self.qkv(self.norm1(x)).view(rows, length, 3, HEADS, FEATURES // HEADS)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(rows, length, FEATURES))
+        return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    """A GPT with tied embeddings; logits (tokens, characters)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(CHARACTERS, FEATURES)
+        self.positions = nn.Embedding(CONTEXT, FEATURES)
+        self.blocks = nn.Sequential(*(TransformerBlock() for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(FEATURES)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.blocks(self.tokens(tokens) + self.positions.weight))
+        return functional.linear(x, self.tokens.weight).view(-1, CHARACTERS)
+
+
 class Bottleneck(nn.Module):
     """Three normalized convolutions beside a shortcut, under the names of `dlsys.nn`."""
 
@@ -142,7 +190,8 @@ def for_inference(name: str, model: Any) -> nn.Module:
 
 
 def _convolutional(network: str) -> nn.Module:
-    model = {LENET: lenet, "residual": residual, "resnet18": resnet18}[network]()
+    kinds = {LENET: lenet, "residual": residual, "resnet18": resnet18, GPT: Gpt}
+    model = kinds[network]()
     ours = [parameter.asnumpy() for parameter in built(network).parameters()]
     with torch.no_grad():
         for parameter, value in zip(model.parameters(), ours, strict=True):

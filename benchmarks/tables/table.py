@@ -54,6 +54,9 @@ NETWORKS = {
     "mlp": "MLP 784-256-100-10, batch 1000",
     "lenet-128": "LeNet-5, batch 128",
     "lenet-1000": "LeNet-5, batch 1000",
+    "residual-64": "residual network for MNIST, batch 64",
+    "resnet18-16": "ResNet-18 at 64 × 64, batch 16",
+    "gpt-12": "GPT, 4 layers of 128, 12 sequences of 64 characters",
 }
 
 

@@ -191,7 +191,7 @@ class Cpu(unittest.TestCase):
                         with self.subTest(name, value=value, operand=k):
                             np.testing.assert_array_equal(np.isfinite(a), np.isfinite(b))
 
-    def test_auto_takes_winograd_where_there_are_channels_enough(self) -> None:
+    def test_auto_goes_by_channels_and_positions(self) -> None:
         taken = {
             Case(1, 32, 32, (8, 8)): "winograd 2x2",
             Case(16, 32, 32, (8, 8)): "winograd 4x4",  # tiles make up for the filters' transforms
@@ -199,6 +199,9 @@ class Cpu(unittest.TestCase):
             Case(1, 64, 64, (1, 1)): "implicit",  # a tile would have one output of four
             Case(1, 32, 32, (8, 8), stride=(2, 2)): "implicit",
             Case(1, 32, 32, (8, 8), groups=32): "depthwise",
+            Case(16, 32, 32, (8, 8), stride=(2, 2)): "im2col",  # one product of small images
+            Case(16, 16, 32, (4, 4), (1, 1), before=(0, 0)): "im2col",
+            Case(16, 256, 256, (2, 2)): "im2col",  # filters are most of what is read
         }
         for case, name in taken.items():
             operands = case.operands()

@@ -204,8 +204,8 @@ class Floors(unittest.TestCase):
     def test_operators_import_no_device(self):
         for path in files():
             if entry(path) in ("graph", "ops", "passes", "fusion"):
-                # The layouts of arguments, and what devices and kernels have.
-                allowed = {"interface"} if entry(path) == "ops" else set()
+                # The layouts of arguments, numpy's threads, and what devices and kernels have.
+                allowed = {"interface", "host_threads"} if entry(path) == "ops" else set()
                 if entry(path) in ("passes", "fusion"):
                     allowed = {"interface", "target"}
                 self.assertLessEqual(imports_of(path, "runtime"), allowed, path)

@@ -97,8 +97,7 @@ class Op:
     signature: Arguments | None = None
     doc: str = ""  # what `help` says of it, instead of its class's docstring
     kernel: str | None = None  # name in the native kernel table; None runs `compute` from Python
-    # Values it makes: several are reached as node[0], node[1], …; 0 only groups its inputs.
-    outputs: int = 1
+    outputs: int = 1  # values it makes, reached as node[0], node[1], …; 0 only groups its inputs
     projection: bool = False  # it is one value of an operator that has several
     # The output is input 0's memory under another shape; with an attribute `offset` it is the part
     # that begins at that element.
@@ -117,6 +116,7 @@ class Op:
     gathers: int = 0
     reads_host: bool = False  # input 0 may be memory of the host (executor/capture/host.py)
     tells_host: bool = False  # its output may be, too, and its kernel tells the host of it
+    shares: bool = False  # its numpy form has threads of its own (runtime/host_threads.py)
     fallible: bool = False  # may fail on the values it sees, so updates wait for it
     random: bool = False  # draws random numbers: equal uses are never merged
     step_at: int = -1  # of a random operator: the input that is the step of what it draws

@@ -17,6 +17,10 @@ namespace {
 constexpr int64_t kFewChannels = 16;   // with fewer, Winograd's transforms cost more than they save
 constexpr double kWinogradCost = 1.3;  // of its products and transforms, in products of implicit
 constexpr int64_t kFilterTiles = 60;   // whose products take as long as the filters' transforms
+// With fewer tiles and as many filters, times channels, these take longer to transform than to
+// read.
+constexpr int64_t kFewTiles = 32, kManyFilters = 65536;
+constexpr int64_t kFewPositions = 16;  // of an image: implicit's tiles, of one image, are not full
 constexpr char kOfWinograd[] = "3 x 3 filters at stride 1 without dilation";
 
 bool FitsAll(const Conv&) { return true; }
@@ -38,7 +42,7 @@ constexpr ConvAlgorithm kAlgorithms[] = {
     {"depthwise", "one channel a group", FitsDepthwise, DepthwiseForward, DirectDataGradient,
      DepthwiseFilterGradient},
 };
-constexpr int kImplicit = 3, kWinograd2 = 5, kWinograd4 = 6, kDepthwise = 7;
+constexpr int kIm2col = 1, kImplicit = 3, kWinograd2 = 5, kWinograd4 = 6, kDepthwise = 7;
 constexpr int64_t kCount = sizeof kAlgorithms / sizeof *kAlgorithms;
 
 // Made when the library is loaded.
@@ -68,10 +72,24 @@ const ConvAlgorithm* Winograd(const Conv& c) {
   return &kAlgorithms[large ? kWinograd4 : kWinograd2];
 }
 
-const ConvAlgorithm& Heuristic(const Conv& conv) {
+// Where filters are packed or transformed once and kept.
+const ConvAlgorithm& HeuristicKept(const Conv& conv) {
   if (conv.Depthwise()) return kAlgorithms[kDepthwise];
   const ConvAlgorithm* winograd = Winograd(conv);
   return winograd ? *winograd : kAlgorithms[kImplicit];
+}
+
+// A batch of small images is one product over all of their positions, which reads filters once and
+// as they are.
+bool SmallImages(const Conv& c, const ConvAlgorithm& otherwise) {
+  if (c.groups != 1 || Im2colImages(c) < c.n || std::min(c.c, c.o) < kFewChannels) return false;
+  if (&otherwise == &kAlgorithms[kImplicit]) return c.n > 1 && Size(c.out) <= kFewPositions;
+  return c.c * c.o >= kManyFilters && c.n * CeilDiv(c.out.h, 2) * CeilDiv(c.out.w, 2) < kFewTiles;
+}
+
+const ConvAlgorithm& Heuristic(const Conv& conv) {
+  const ConvAlgorithm& found = HeuristicKept(conv);
+  return SmallImages(conv, found) ? kAlgorithms[kIm2col] : found;
 }
 
 [[noreturn]] void Refuse(const char* op, const ConvAlgorithm& algorithm, const Conv& conv) {
@@ -131,7 +149,7 @@ int64_t KeptNumel(const ConvAlgorithm& algorithm, const Conv& conv) {
 void Conv2dStore(const DLArray* x, const DLArray* f, DLArray* y, Struct<WindowOptions> windows,
                  int64_t groups) {
   const Conv conv = CheckedConv("conv2d_store", x, f, y, *windows, groups);
-  const int64_t numel = Numel(y) && Numel(f) ? KeptNumel(Heuristic(conv), conv) : 0;
+  const int64_t numel = Numel(y) && Numel(f) ? KeptNumel(HeuristicKept(conv), conv) : 0;
   const ScratchArray<float> store(numel ? kHeader + numel : 0);
 }
 
@@ -144,7 +162,7 @@ void Conv2dKept(const DLArray* x, const DLArray* f, const DLArrayList* bias,
   const float *data = Input(op, x), *filter = Input(op, f);
   float* out = Output(op, y);
   const Conv conv = CheckedConv(op, x, f, y, *windows, groups);
-  const ConvAlgorithm& algorithm = Heuristic(conv);
+  const ConvAlgorithm& algorithm = HeuristicKept(conv);
   if (!KeptNumel(algorithm, conv) || Numel(store) < kHeader + KeptNumel(algorithm, conv) ||
       bias->count > 1 || residual->count > 1)
     Fail("%s: expected a store of conv2d_store, got %s", op, ShapeText(store).c_str());

@@ -32,7 +32,10 @@ void NaiveForward(const Conv& conv, const float* x, const float* f, const float*
 void NaiveDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
 void NaiveFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);
 
-// A product of matrices over a stored im2col matrix: any convolution.
+// A product of matrices over a stored im2col matrix: any convolution. The matrix is that of several
+// images where these have at most so many output positions.
+constexpr int64_t kIm2colColumns = 256;
+int64_t Im2colImages(const Conv& conv);
 void Im2colForward(const Conv& conv, const float* x, const float* f, const float* bias, float* y);
 void Im2colDataGradient(const Conv& conv, const float* f, const float* dy, float* dx);
 void Im2colFilterGradient(const Conv& conv, const float* x, const float* dy, float* df);

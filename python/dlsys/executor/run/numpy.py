@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ...runtime.host_threads import quiet
 from ..plan.memory import Buffer, Plan, Step, Value
 from .python_step import Guard, own_compute
 from .runner import Observer, Runner, SegmentReport
 
-# The arguments of steps that show a feed or fetch, by the first element and the shape that they
-# show: their lists, and positions there.
+# The arguments that show a feed or fetch, by its first element and shape there: lists, positions.
 Uses = dict[tuple[int, tuple[int, ...]], list[tuple[list, int]]]
 
 
@@ -47,7 +47,7 @@ class NumpyRunner(Runner):
     def run(self, feeds: Sequence[np.ndarray], times: int = 1) -> list[np.ndarray | None]:
         fetched = self._show(feeds)
         self.runs += times
-        with np.errstate(all="ignore"):
+        with quiet(self.plan.steps):
             for _ in range(times):
                 for call, arguments in self._steps:
                     call(*arguments)
@@ -60,7 +60,7 @@ class NumpyRunner(Runner):
         self, feeds: Sequence[np.ndarray], observe: Observer
     ) -> list[np.ndarray | None]:
         fetched = self._show(feeds)
-        with np.errstate(all="ignore"):
+        with quiet(self.plan.steps):
             for step, (call, arguments) in zip(self.plan.steps, self._steps):
                 count = len(step.inputs)
                 made = arguments[count + len(step.workspace) :]

@@ -14,7 +14,7 @@ from ...graph.node import Node
 from ...graph.spec import FLOAT32, Spec
 from ...ops.conv import tiles as numpy_form
 from ...ops.conv.geometry import Pair
-from ...ops.conv.tiles import CUT, UINT8, Scratch, Tiles
+from ...ops.conv.tiles import CUT, UINT8, Memory, Scratch, Tiles
 from ...ops.matmul import precision_number
 from ...runtime.interface import interface
 from .body import Body, Fused
@@ -48,7 +48,7 @@ class ConvPoolOp(Fused):
     """
 
     tolerance = 1e-4
-    has_precision = reads_host = True
+    has_precision = reads_host = shares = True
     discrete_outputs = (1,)
     signature = Signature("*inputs", body=Instance(Body), geometry=Instance(Geometry), relu=Bool())
 
@@ -66,8 +66,7 @@ class ConvPoolOp(Fused):
         if scratch:
             x, f, *bias = given
             operands = x, f, bias[0] if bias else None
-            floats, masks = scratch
-            if numpy_form.forward(geometry.tiles, operands, relu, floats, masks, y, code):
+            if numpy_form.forward(geometry.tiles, operands, relu, Memory(*scratch), y, code):
                 return
         argmax = np.empty(code.shape, INT32)
         super().numpy(node, *given, y, argmax)
@@ -91,7 +90,7 @@ class ConvPoolGradientOp(Fused):
     """
 
     tolerance = 1e-4
-    has_precision = True
+    has_precision = shares = True
 
     def __init__(self, name: str, outputs: int = 1) -> None:
         super().__init__(name, outputs, any_dtype=(2,))
@@ -117,8 +116,8 @@ class ConvPoolGradientOp(Fused):
         super().numpy(node, other, np.where(cut, np.zeros((), dy.dtype), dy), argmax, *made)
 
     def _by_tiles(self, node: Node, given: Any, scratch: Any, made: Any) -> bool:
-        tiles, (floats, masks) = node.attrs["geometry"].tiles, scratch
-        return numpy_form.data_gradient(tiles, given, floats, masks, made[0])
+        tiles = node.attrs["geometry"].tiles
+        return numpy_form.data_gradient(tiles, given, Memory(*scratch), made[0])
 
     def scalars(self, node: Node) -> tuple[Any, ...]:
         geometry: Geometry = node.attrs["geometry"]
@@ -128,10 +127,15 @@ class ConvPoolGradientOp(Fused):
 class ConvPoolFilterGradientOp(ConvPoolGradientOp):
     """The gradients for the filter and, with two outputs, the bias, of (x, dy, code)."""
 
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        scratch, images = _scratch(node, inputs[1]), inputs[1].shape[0]
+        sums = [numpy_form.sums_spec(node.attrs["geometry"].tiles, images)] if scratch else []
+        return scratch + sums
+
     def _by_tiles(self, node: Node, given: Any, scratch: Any, made: Any) -> bool:
-        tiles, (floats, masks) = node.attrs["geometry"].tiles, scratch
-        bias = made[1] if self.outputs == 2 else None
-        return numpy_form.filter_gradient(tiles, given, floats, masks, made[0], bias)
+        *memory, sums = scratch
+        tiles, bias = node.attrs["geometry"].tiles, made[1] if self.outputs == 2 else None
+        return numpy_form.filter_gradient(tiles, given, Memory(*memory), sums, made[0], bias)
 
     def lists(self, node: Node) -> tuple[int]:
         return (self.outputs,)

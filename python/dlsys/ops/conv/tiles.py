@@ -1,10 +1,12 @@
 """Convolution with the max-pool behind it in numpy, images innermost: a chunk of images is laid out
-(C, H, W, images), so that every slice of it is long runs of memory and every product has many
+(H, C, W, images) or so, that every slice of it is long runs of memory and every product has many
 columns. A window of the pool is one column of outputs, (window², O) of them, which one GEMM
 computes from the patch of the image that the window sees; its maximum is that of a few slabs.
 
-What the patches of windows meet is copied to columns (C, rows, columns, windows down, windows
-across, images), in which a filter occurs once for each position in the window.
+What the patches of windows meet is copied to columns (rows, C, columns of a patch, windows across,
+images), once for each column of a patch but not for each row: the patches of a row of windows are
+then consecutive rows of one matrix, those of the next row begin `window` image rows further down,
+and BLAS reads both in place. Chunks are shared by threads.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from ...graph.spec import FLOAT32, Spec
+from ...runtime.host_threads import share, thread_count
 from .geometry import Pair
 
-CHUNK_NBYTES = 3 << 20  # of columns
+CHUNK_NBYTES = 4 << 20  # of scratch, that it stays in the cache of a core
+PARTS = 4  # at least, of a batch, for threads to share
 FEWEST = 16  # images of a chunk: a run of memory is as long
 MOST_CHANNELS = 32  # with more, the elements of a patch that a filter does not meet cost too much
 CUT = 255  # the code of a window whose maximum relu cut off
@@ -44,15 +49,10 @@ class Tiles(NamedTuple):
         return self.size[0] + self.window - 1, self.size[1] + self.window - 1
 
     @property
-    def steps(self) -> Pair:
-        """Rows and columns of windows' corners that patches reach over, in windows."""
-        height, width = (n + (p - 1) // self.window for n, p in zip(self.out, self.patch))
+    def seen(self) -> Pair:
+        """The rows and columns of the padded plane that windows see."""
+        height, width = (p + (n - 1) * self.window for n, p in zip(self.out, self.patch))
         return height, width
-
-    @property
-    def k(self) -> int:
-        """The elements of a patch."""
-        return self.channels * self.patch[0] * self.patch[1]
 
     @property
     def windows(self) -> int:
@@ -60,9 +60,14 @@ class Tiles(NamedTuple):
         return self.out[0] * self.out[1]
 
     @property
-    def positions(self) -> int:
-        """The positions in a window."""
-        return self.window * self.window
+    def k(self) -> int:
+        """The elements of a patch."""
+        return self.channels * self.patch[0] * self.patch[1]
+
+    @property
+    def m(self) -> int:
+        """The outputs of a window."""
+        return self.filters * self.window * self.window
 
     @property
     def pays(self) -> bool:
@@ -71,9 +76,8 @@ class Tiles(NamedTuple):
 
     def chunk(self, images: int) -> int:
         """The images of a chunk: chunks are about equal."""
-        one = max(self.k * self.windows * FLOAT32.itemsize, 1)
-        most = max(CHUNK_NBYTES // one, FEWEST)
-        chunks = max(-(-images // most), 1)
+        most = max(CHUNK_NBYTES // max(self.floats * FLOAT32.itemsize, 1), FEWEST)
+        chunks = max(-(-images // most), min(PARTS, images // FEWEST), 1)
         return max(-(-images // chunks), 1)
 
     def chunks(self, images: int) -> Iterator[slice]:
@@ -82,45 +86,79 @@ class Tiles(NamedTuple):
         for start in range(0, images, step):
             yield slice(start, min(start + step, images))
 
+    @property
+    def floats(self) -> int:
+        """The scratch for an image."""
+        height, width = self.seen
+        columns = self.channels * self.patch[1] * self.out[1]
+        return (
+            self.channels * height * width
+            + columns * height
+            + self.k * self.windows
+            + (self.m + self.filters) * self.windows
+        )
+
 
 class Scratch:
-    """The arrays that a chunk is computed in, of any number of images up to that of a chunk."""
+    """The arrays that a thread computes a chunk in, of a number of images."""
 
     def __init__(self, tiles: Tiles, count: int, floats: np.ndarray, masks: np.ndarray) -> None:
-        self._floats, self._taken = floats, 0
-        t, w = tiles, tiles.window
-        self.plane = self._take(t.channels, *t.plane, count)
-        self.phases = self._take(w, w, t.channels, *t.steps, count)
-        self.columns = self._take(t.channels, *t.patch, *t.out, count)
-        self.outputs = self._take(w, w, t.filters, *t.out, count)
-        self.pooled = self._take(t.filters, *t.out, count)
-        shape = t.filters, *t.out, count
-        size = self.pooled.size
-        self.codes = masks[:size].reshape(shape)
-        self.mask = masks[size : 2 * size].reshape(shape).view(BOOL)
-        self.open = masks[2 * size : 3 * size].reshape(shape).view(BOOL)
+        self._tiles, self._count, self._memory, self._taken = tiles, count, (floats, masks), 0
+        t, w, (height, width), (down, across) = tiles, tiles.window, tiles.seen, tiles.out
+        self.plane = self._take(height, t.channels, width, count)
+        self.columns = self._take(height, t.channels, t.patch[1], across, count)
+        self.outputs = self._take(down, w, w, t.filters, across, count)
+        self.pooled = self._take(down, t.filters, across, count)
+        self.codes, mask = masks[: 2 * self.pooled.size].reshape(2, *self.pooled.shape)
+        self.mask = mask.view(BOOL)
+        self.slabs = [self.outputs[:, i, j] for i in range(w) for j in range(w)]
+        # For each column of a patch what all windows see there, of the plane.
+        y, c, x, image = self.plane.strides
+        self.seen = as_strided(self.plane, self.columns.shape, (y, c, x, w * x, image))
+        # For each row of windows the outputs and the patches as matrices; patches overlap.
+        self.products = self.outputs.reshape(down, t.m, -1)
+        rows = self.columns.reshape(height, t.channels * t.patch[1], -1)
+        shape, (y, row, image) = (down, t.k, rows.shape[2]), rows.strides
+        self.patches = as_strided(rows, shape, (w * y, row, image))
+        self.gradients = self._take(*self.patches.shape)
+        self.rows = rows
 
     def _take(self, *shape: int) -> np.ndarray:
         start = self._taken
         self._taken += int(np.prod(shape))
-        return self._floats[start : self._taken].reshape(shape)
+        return self._memory[0][start : self._taken].reshape(shape)
+
+    def sized(self, images: slice) -> Scratch:
+        """This, or the same memory for fewer images."""
+        count = images.stop - images.start
+        return self if count == self._count else Scratch(self._tiles, count, *self._memory)
 
     @staticmethod
     def specs(tiles: Tiles, images: int) -> list[Spec]:
-        """The scratch for a batch: floats, and bytes."""
-        t, count = tiles, tiles.chunk(images)
-        pooled = t.filters * t.windows
-        planes = t.channels * (t.plane[0] * t.plane[1] + t.positions * t.steps[0] * t.steps[1])
-        floats = planes + t.k * t.windows + (t.positions + 1) * pooled
-        return [Spec((floats * count,), FLOAT32), Spec((3 * pooled * count,), UINT8)]
+        """The scratch for a batch: floats and bytes of each thread."""
+        count, parts = tiles.chunk(images), len(list(tiles.chunks(images)))
+        threads = max(min(thread_count(), parts), 1)
+        masks = 2 * tiles.filters * tiles.windows
+        shapes = (tiles.floats, FLOAT32), (masks, UINT8)
+        return [Spec((threads, size * count), dtype) for size, dtype in shapes]
+
+
+class Memory(NamedTuple):
+    """What `Scratch.specs` asks for."""
+
+    floats: np.ndarray
+    masks: np.ndarray
+
+    def scratches(self, tiles: Tiles, images: int) -> list[Scratch]:
+        """That of each thread."""
+        return [Scratch(tiles, tiles.chunk(images), *each) for each in zip(*self)]
 
 
 def forward(
     tiles: Tiles,
     arrays: tuple[np.ndarray, np.ndarray, np.ndarray | None],
     relu: bool,
-    floats: np.ndarray,
-    masks: np.ndarray,
+    memory: Memory,
     y: np.ndarray,
     code: np.ndarray,
 ) -> bool:
@@ -132,60 +170,69 @@ def forward(
     if bias is not None and not np.isfinite(bias).all():
         return False
     matrix = spread(tiles, f)
-    for images in tiles.chunks(len(x)):
-        s = Scratch(tiles, images.stop - images.start, floats, masks)
+
+    def chunk(images: slice, scratch: Scratch) -> bool:
+        s = scratch.sized(images)
         load(tiles, x[images], s)
-        gather(tiles, s)
-        np.matmul(matrix, _rows(s.columns, tiles.k), out=_rows(s.outputs, len(matrix)))
-        slabs = s.outputs.reshape(tiles.positions, *s.pooled.shape)
-        np.max(slabs, axis=0, out=s.pooled)
-        if np.isnan(s.pooled, out=s.mask).any():
+        np.matmul(matrix, s.patches, out=s.products)
+        locate(s)
+        if np.isnan(s.pooled.max(initial=0)):
             return False
-        locate(slabs, s)
         if bias is not None:
-            np.add(s.pooled, bias[:, None, None, None], out=s.pooled)
+            np.add(s.pooled, bias[:, None, None], out=s.pooled)
         if relu:
             np.maximum(s.pooled, 0, out=s.pooled)
-            np.equal(s.pooled, 0, out=s.mask)
-            np.copyto(s.codes, CUT, where=s.mask)
-        _to_images(s.pooled, y[images])
-        _to_images(s.codes, code[images])
-    return True
+            raise_codes(s, np.equal(s.pooled, 0, out=s.mask), CUT)
+        np.copyto(y[images], _images_first(s.pooled))
+        np.copyto(code[images], _images_first(s.codes))
+        return True
+
+    return all(share(chunk, list(tiles.chunks(len(x))), memory.scratches(tiles, len(x))))
+
+
+def sums_spec(tiles: Tiles, images: int) -> Spec:
+    """The scratch for the filters' gradient of each chunk and row of windows."""
+    chunks = len(list(tiles.chunks(images)))
+    return Spec((chunks, tiles.out[0], tiles.m, tiles.k), FLOAT32)
 
 
 def filter_gradient(
     tiles: Tiles,
     arrays: tuple[np.ndarray, np.ndarray, np.ndarray],
-    floats: np.ndarray,
-    masks: np.ndarray,
+    memory: Memory,
+    sums: np.ndarray,
     df: np.ndarray,
     db: np.ndarray | None,
 ) -> bool:
     """The gradients for filter and bias, of x, dy and the codes. False where dy is not finite."""
     x, dy, code = arrays
-    total = np.zeros((tiles.positions * tiles.filters, tiles.k), x.dtype)
-    part = np.empty_like(total)
-    if db is not None:
-        db.fill(0)
-    for images in tiles.chunks(len(x)):
-        s = Scratch(tiles, images.stop - images.start, floats, masks)
-        if not unpool(tiles, dy[images], code[images], s):
-            return False
-        if db is not None:
-            np.add(db, s.pooled.reshape(tiles.filters, -1).sum(axis=1), out=db)
+
+    def chunk(part: tuple[int, slice], scratch: Scratch) -> np.ndarray | None:
+        number, images = part
+        s = scratch.sized(images)
+        if not unpool(dy[images], code[images], s):
+            return None
         load(tiles, x[images], s)
-        gather(tiles, s)
-        np.matmul(_rows(s.outputs, len(part)), _rows(s.columns, tiles.k).T, out=part)
-        np.add(total, part, out=total)
-    gather_filters(tiles, total, df)
+        np.matmul(s.products, s.patches.transpose(0, 2, 1), out=sums[number])
+        return s.pooled.reshape(*s.pooled.shape[:2], -1).sum(axis=2).sum(axis=0)
+
+    parts = list(enumerate(tiles.chunks(len(x))))
+    found = share(chunk, parts, memory.scratches(tiles, len(x)))
+    of_bias = [each for each in found if each is not None]
+    if len(of_bias) < len(found):
+        return False
+    # In the order of chunks, whichever thread had them.
+    rows = sums.reshape(-1, tiles.m, tiles.k)
+    gather_filters(tiles, rows.sum(axis=0), df)
+    if db is not None:
+        np.sum(np.reshape(of_bias, (-1, len(db))), axis=0, out=db)
     return True
 
 
 def data_gradient(
     tiles: Tiles,
     arrays: tuple[np.ndarray, np.ndarray, np.ndarray],
-    floats: np.ndarray,
-    masks: np.ndarray,
+    memory: Memory,
     dx: np.ndarray,
 ) -> bool:
     """The gradient for the data, of f, dy and the codes. False where f or dy is not finite."""
@@ -193,19 +240,21 @@ def data_gradient(
     if not np.isfinite(f).all():
         return False
     matrix = spread(tiles, f).T
-    for images in tiles.chunks(len(dx)):
-        s = Scratch(tiles, images.stop - images.start, floats, masks)
-        if not unpool(tiles, dy[images], code[images], s):
+
+    def chunk(images: slice, scratch: Scratch) -> bool:
+        s = scratch.sized(images)
+        if not unpool(dy[images], code[images], s):
             return False
-        np.matmul(matrix, _rows(s.outputs, matrix.shape[1]), out=_rows(s.columns, tiles.k))
-        s.phases.fill(0)
-        for (i, j), at in offsets(tiles):
-            np.add(s.phases[at], s.columns[:, i, j], out=s.phases[at])
-        s.plane.fill(0)
-        for inside, phase in interior(tiles):
-            np.copyto(s.plane[inside], s.phases[phase])
-        _to_images(s.plane, dx[images])
-    return True
+        np.matmul(matrix, s.products, out=s.gradients)
+        gather_patches(tiles, s)
+        made = dx[images]
+        padded, plane = interior(tiles, s, made)
+        if plane.size < made.size:
+            made.fill(0)  # where no window sees it
+        np.copyto(plane, _images_first(padded))
+        return True
+
+    return all(share(chunk, list(tiles.chunks(len(dx))), memory.scratches(tiles, len(dx))))
 
 
 # ---- their parts ----
@@ -214,98 +263,88 @@ def data_gradient(
 def spread(tiles: Tiles, f: np.ndarray) -> np.ndarray:
     """The filters at each position of a window: (window² · O, elements of a patch)."""
     (height, width), w = tiles.size, tiles.window
-    matrix = np.zeros((w, w, tiles.filters, tiles.channels, *tiles.patch), f.dtype)
+    (rows, columns), by_rows = tiles.patch, f.transpose(0, 2, 1, 3)
+    matrix = np.zeros((w, w, tiles.filters, rows, tiles.channels, columns), f.dtype)
     for i in range(w):
         for j in range(w):
-            matrix[i, j, :, :, i : i + height, j : j + width] = f
-    return matrix.reshape(-1, tiles.k)
+            matrix[i, j, :, i : i + height, :, j : j + width] = by_rows
+    return matrix.reshape(tiles.m, tiles.k)
 
 
 def gather_filters(tiles: Tiles, matrix: np.ndarray, df: np.ndarray) -> None:
     """Adds the filters of a matrix like that of `spread` up: the adjoint."""
     (height, width), w = tiles.size, tiles.window
-    matrix = matrix.reshape(w, w, tiles.filters, tiles.channels, *tiles.patch)
+    (rows, columns), by_rows = tiles.patch, df.transpose(0, 2, 1, 3)
+    matrix = matrix.reshape(w, w, tiles.filters, rows, tiles.channels, columns)
     df.fill(0)
     for i in range(w):
         for j in range(w):
-            np.add(df, matrix[i, j, :, :, i : i + height, j : j + width], out=df)
+            np.add(by_rows, matrix[i, j, :, i : i + height, :, j : j + width], out=by_rows)
 
 
 def load(tiles: Tiles, x: np.ndarray, s: Scratch) -> None:
-    """Images (images, C, H, W) as phases: the padded rows and columns whose numbers have the same
-    rest modulo the window stand together.
-    """
-    np.copyto(_rows(s.plane, -1), x.reshape(len(x), -1).T)
-    s.phases.fill(0)
-    for inside, phase in interior(tiles):
-        np.copyto(s.phases[phase], s.plane[inside])
+    """Images (images, C, H, W) to columns."""
+    padded, plane = interior(tiles, s, x)
+    if padded.size < s.plane.size:
+        s.plane.fill(0)
+    np.copyto(padded, plane.transpose(2, 1, 3, 0))
+    np.copyto(s.columns, s.seen)
 
 
-def interior(tiles: Tiles) -> Iterator[tuple[tuple, tuple]]:
-    """For each phase the slices of the plane (C, H, W, images) that lie in it, and where."""
-    axes = [
-        [_reach(phase, tiles.window, tiles.plane[a], tiles.before[a], tiles.steps[a])
-         for phase in range(tiles.window)]
-        for a in (0, 1)
-    ]  # fmt: skip
-    for i, (rows, to_rows) in enumerate(axes[0]):
-        for j, (columns, to_columns) in enumerate(axes[1]):
-            yield (slice(None), rows, columns), (i, j, slice(None), to_rows, to_columns)
+def interior(tiles: Tiles, s: Scratch, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What windows see of images (images, C, H, W): its place in the padded plane, and itself."""
+    (above, left), (height, width) = tiles.before, tiles.seen
+    plane = x[:, :, : max(height - above, 0), : max(width - left, 0)]
+    rows, columns = plane.shape[2:]
+    return s.plane[above : above + rows, :, left : left + columns], plane
 
 
-def _reach(phase: int, window: int, extent: int, before: int, steps: int) -> tuple[slice, slice]:
-    first = (phase - before) % window
-    start = (first + before) // window
-    count = max(min((extent - 1 - first) // window + 1, steps - start), 0)
-    return slice(first, first + count * window, window), slice(start, start + count)
-
-
-def offsets(tiles: Tiles) -> Iterator[tuple[Pair, tuple]]:
-    """Each element of a patch, with what all windows see there among the phases."""
-    w, (down, across) = tiles.window, tiles.out
+def gather_patches(tiles: Tiles, s: Scratch) -> None:
+    """Adds the gradients of patches up, into columns and from there into the plane."""
+    down, w = tiles.out[0], tiles.window
+    rows = s.gradients.reshape(down, tiles.patch[0], *s.rows.shape[1:])
+    s.rows.fill(0)
     for i in range(tiles.patch[0]):
-        for j in range(tiles.patch[1]):
-            rows = slice(i // w, i // w + down)
-            yield (i, j), (i % w, j % w, slice(None), rows, slice(j // w, j // w + across))
+        met = s.rows[i : i + w * down : w]
+        np.add(met, rows[:, i], out=met)
+    s.plane.fill(0)
+    for j in range(tiles.patch[1]):
+        seen = s.seen[:, :, j]
+        np.add(seen, s.columns[:, :, j], out=seen)
 
 
-def gather(tiles: Tiles, s: Scratch) -> None:
-    """Phases to columns."""
-    for (i, j), at in offsets(tiles):
-        np.copyto(s.columns[:, i, j], s.phases[at])
-
-
-def locate(slabs: np.ndarray, s: Scratch) -> None:
-    """The codes of the first slabs that hold the maxima: each slab that none up to it equals adds
-    one.
-    """
+def locate(s: Scratch) -> None:
+    """The maxima of the slabs, and the codes of the first ones that hold them."""
+    np.copyto(s.pooled, s.slabs[0])
     s.codes.fill(0)
-    s.open.fill(True)
-    for slab in slabs[:-1]:
-        np.not_equal(slab, s.pooled, out=s.mask)
-        np.logical_and(s.open, s.mask, out=s.open)
-        np.add(s.codes, s.open.view(UINT8), out=s.codes)
+    for position, slab in enumerate(s.slabs[1:], 1):
+        raise_codes(s, np.greater(slab, s.pooled, out=s.mask), position)
+        np.maximum(slab, s.pooled, out=s.pooled)
 
 
-def unpool(tiles: Tiles, dy: np.ndarray, code: np.ndarray, s: Scratch) -> bool:
+def raise_codes(s: Scratch, mask: np.ndarray, code: int) -> None:
+    """Sets codes to a larger one where the mask, which it uses up, says so: with arithmetic, since
+    numpy's `where` takes a branch for each element.
+    """
+    codes = mask.view(UINT8)
+    np.multiply(codes, UINT8.type(code), out=codes)
+    np.maximum(s.codes, codes, out=s.codes)
+
+
+def unpool(dy: np.ndarray, code: np.ndarray, s: Scratch) -> bool:
     """The gradient of the convolution's outputs, and in `pooled` dy where relu did not cut it off.
     False where dy is not finite.
     """
-    np.copyto(_rows(s.pooled, -1), dy.reshape(len(dy), -1).T)
-    np.copyto(_rows(s.codes, -1), code.reshape(len(code), -1).T)
+    np.copyto(s.pooled, dy.transpose(2, 1, 3, 0))
+    np.copyto(s.codes, code.transpose(2, 1, 3, 0))
     if not np.isfinite(s.pooled, out=s.mask).all():
         return False
-    for position, slab in enumerate(s.outputs.reshape(tiles.positions, *s.pooled.shape)):
+    for position, slab in enumerate(s.slabs):
         np.multiply(s.pooled, np.equal(s.codes, position, out=s.mask), out=slab)
     np.multiply(s.pooled, np.not_equal(s.codes, CUT, out=s.mask), out=s.pooled)
     return True
 
 
-def _rows(array: np.ndarray, count: int) -> np.ndarray:
-    """A contiguous array as a matrix of that many rows; -1 of a column for each image."""
-    return array.reshape(count, -1) if count >= 0 else array.reshape(-1, array.shape[-1])
-
-
-def _to_images(array: np.ndarray, images: np.ndarray) -> None:
-    """(…, images) to (images, …), contiguous both."""
-    np.copyto(images.reshape(len(images), -1), array.reshape(-1, len(images)).T)
+def _images_first(array: np.ndarray) -> np.ndarray:
+    """(H, C, W, images) as (images, C, H, W)."""
+    return array.transpose(3, 1, 0, 2)
