@@ -50,62 +50,85 @@ __global__ void __launch_bounds__(kThreads)
     if (k < k_valid) to[k * pitch] = tile[k][mn];
 }
 
-// Adds the parts of tiles that blocks shared, and applies the epilogue. A quad is summed by kParts
-// threads, which take equal shares of its parts.
+// Adds the parts of tiles that blocks shared, and applies the epilogue. Of the sums of a thread of
+// FfmaKernel, four rows by four columns are an item; kParts threads take equal shares of its parts.
 template <class T, int kParts>
 __global__ void __launch_bounds__(kThreads)
     FfmaSumKernel(const GemmParams params, const FfmaShares shares) {
-  constexpr int kQuads = kThreads / kParts, kInRow = T::kTileN / 4, kOfTile = T::kTileM * kInRow;
-  static_assert(kOfTile % kQuads == 0);
-  __shared__ float4 sums[kParts][kQuads];
+  constexpr int kItems = kThreads / kParts, kOfTile = T::kTileM * T::kTileN / 16;
+  constexpr int kQuadsM = T::kThreadM / 4;
+  static_assert(kOfTile % kItems == 0);
+  __shared__ float4 sums[kParts][4][kItems];
   const Gemm& gemm = params.gemm;
-  const int part = (int)threadIdx.x / kQuads, at = (int)threadIdx.x % kQuads;
+  const int part = (int)threadIdx.x / kItems, at = (int)threadIdx.x % kItems;
   GridDependencySynchronize();
-  for (int64_t first = blockIdx.x * (int64_t)kQuads; first < (int64_t)shares.split_tiles * kOfTile;
-       first += gridDim.x * (int64_t)kQuads) {
-    const int tile = (int)(first / kOfTile), q = (int)(first % kOfTile) + at;
+  for (int64_t first = blockIdx.x * (int64_t)kItems; first < (int64_t)shares.split_tiles * kOfTile;
+       first += gridDim.x * (int64_t)kItems) {
+    const int tile = (int)(first / kOfTile), item = (int)(first % kOfTile) + at;
     const int panel = tile * shares.panels, slot = shares.BlockAt(panel) + tile;
     const int parts = shares.BlockAt(panel + shares.panels - 1) + tile - slot + 1;
     if (parts == 1) continue;  // in C already
     const TileCoord coord = TileCoordOf(params, tile);
-    Quad quad = {(int64_t)coord.row * T::kTileM + q / kInRow,
-                 (int64_t)coord.col * T::kTileN + q % kInRow * 4, {}, {}};
-    if (part == 0) ReadSide(gemm, params.aligned_out, quad);
-    const int share = CeilDiv32(parts, kParts);
-    const int begin = min(part * share, parts), end = min(begin + share, parts);
-    const float4* from = (const float4*)shares.parts + (int64_t)(slot + begin) * kOfTile + q;
-    float4 sum = make_float4(0, 0, 0, 0);
+    const int thread = item % T::kThreads, row4 = item / T::kThreads % kQuadsM;
+    const int col4 = item / T::kThreads / kQuadsM, lane = thread % 32;
+    const WarpOrigin warp = FfmaWarpOrigin<T>(thread / 32);
+    const int row0 = coord.row * T::kTileM + warp.row, col0 = coord.col * T::kTileN + warp.col;
+    const bool exists = row0 < gemm.m && col0 < gemm.n;
+    const int share = CeilDiv32(parts, kParts), begin = min(part * share, parts);
+    const int end = exists ? min(begin + share, parts) : begin;
+    const float4* from = shares.parts + (int64_t)(slot + begin) * (kOfTile * 4) +
+                         (col4 * 4 * kQuadsM + row4) * T::kThreads + thread;
+    float4 sum[4] = {};  // of a column, its rows in the order of StorePart
 #pragma unroll 4
-    for (int k = begin; k < end; k++, from += kOfTile) sum = Sum(sum, *from);
+    for (int k = begin; k < end; k++, from += kOfTile * 4) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) sum[j] = Sum(sum[j], from[j * kQuadsM * T::kThreads]);
+    }
     if constexpr (kParts > 1) {
-      sums[part][at] = sum;
+#pragma unroll
+      for (int j = 0; j < 4; j++) sums[part][j][at] = sum[j];
       __syncthreads();
 #pragma unroll
       for (int other = 1; other < kParts; other++)
-        if (part == 0) sum = Sum(sum, sums[other][at]);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+          if (part == 0) sum[j] = Sum(sum[j], sums[other][j][at]);
       __syncthreads();
     }
-    quad.x[0] = sum.x, quad.x[1] = sum.y, quad.x[2] = sum.z, quad.x[3] = sum.w;
-    if (part == 0)
-      WriteQuad(gemm, params.aligned_out, ReadBias(gemm, quad.col, params.aligned_out), quad);
+    if (part > 0 || !exists) continue;
+    const int row = row0 + (row4 * T::kLanesM + LaneRow<T>(lane)) * 4;
+    const int col = col0 + (col4 * T::kLanesN + LaneCol<T>(lane)) * 4;
+    const float4 bias = ReadBias(gemm, col, params.aligned_out);
+    Quad quads[4] = {{row, col, {sum[0].y, sum[1].y, sum[2].y, sum[3].y}, {}},
+                     {row + 1, col, {sum[0].x, sum[1].x, sum[2].x, sum[3].x}, {}},
+                     {row + 2, col, {sum[0].w, sum[1].w, sum[2].w, sum[3].w}, {}},
+                     {row + 3, col, {sum[0].z, sum[1].z, sum[2].z, sum[3].z}, {}}};
+#pragma unroll
+    for (Quad& quad : quads) ReadSide(gemm, params.aligned_out, quad);
+#pragma unroll
+    for (Quad& quad : quads) WriteQuad(gemm, params.aligned_out, bias, quad);
   }
 }
 
 bool IsPacked(const Operand& x) { return x.of_mn != 1 || x.of_k % 4 || !Aligned16(x.data); }
 
 // Whether the kernel transposes an operand that lies along K: in rows that TMA can read, and in
-// tiles that leave registers and memory for it.
+// tiles that leave registers and memory for it. The product is then 3 % slower, which an operand
+// of few rows or columns of C is worth: a copy costs as much as some 1,500 of them.
 template <class T>
-bool IsTransposed(const Operand& x) {
-  return T::kResident == 1 && x.of_k == 1 && x.of_mn % 4 == 0 && Aligned16(x.data);
+bool IsTransposed(const Operand& x, int64_t uses) {
+  constexpr int64_t kMostUses = 1500;
+  return T::kResident == 1 && uses <= kMostUses && x.of_k == 1 && x.of_mn % 4 == 0 &&
+         Aligned16(x.data);
 }
 
 // An operand as the kernel reads it, in scratch where it has to be copied.
 template <class T>
 class FfmaOperand {
  public:
-  FfmaOperand(const char* op, const Gemm& p, Operand x, int64_t extent, int box, DLStream stream)
-      : transposed(IsTransposed<T>(x)) {
+  FfmaOperand(const char* op, const Gemm& p, Operand x, int64_t extent, int64_t uses, int box,
+              DLStream stream)
+      : transposed(IsTransposed<T>(x, uses)) {
     if (transposed) {
       map = BoxMap(op, DL_FLOAT32, x.data, p.k, extent, x.of_mn, 1, box, false);
       return;
@@ -163,26 +186,26 @@ double PackUs(const Operand& x, const Gemm& p, int64_t extent) {
 template <class T>
 double EstimatedUs(const Gemm& p, const FfmaCost& cost) {
   const FfmaShares shares = SharesOf<T>(p);
-  const auto pack_us = [&](const Operand& x, int64_t extent) {
-    return IsTransposed<T>(x) ? 0 : PackUs(x, p, extent);
+  const auto pack_us = [&](const Operand& x, int64_t extent, int64_t uses) {
+    return IsTransposed<T>(x, uses) ? 0 : PackUs(x, p, extent);
   };
   const double whole = (double)CeilDiv(shares.tiles - shares.split_tiles, shares.blocks);
   const double shared = (double)shares.split_tiles * shares.panels / shares.blocks;
   const double part_nbytes = 8. * T::kTileM * T::kTileN * (double)SlotsOf(shares);
-  return cost.us + pack_us(OperandA(p), p.m) + pack_us(OperandB(p), p.n) +
+  return cost.us + pack_us(OperandA(p), p.m, p.n) + pack_us(OperandB(p), p.n, p.m) +
          (whole * shares.panels + shared) * cost.panel_us + whole * cost.tile_us +
          (shares.split_tiles ? cost.tile_us + kSumUs + part_nbytes / kPartNbytesUs : 0);
 }
 
 template <class T>
 void Run(const char* op, const Gemm& p, DLStream stream) {
-  const FfmaOperand<T> a(op, p, OperandA(p), p.m, T::kTileM, stream);
-  const FfmaOperand<T> b(op, p, OperandB(p), p.n, T::kTileN, stream);
+  const FfmaOperand<T> a(op, p, OperandA(p), p.m, p.n, T::kTileM, stream);
+  const FfmaOperand<T> b(op, p, OperandB(p), p.n, p.m, T::kTileN, stream);
   const GemmParams params = MakeParams(op, p, {T::kTileM, T::kTileN}, 1);
   FfmaShares shares = SharesOf<T>(p);
   const Scratch parts(p.ctx, SlotsOf(shares) * T::kTileM * T::kTileN * (int64_t)sizeof(float),
                       stream);
-  shares.parts = parts.floats();
+  shares.parts = (float4*)parts.data();
   const auto launch = [&](auto along_a, auto along_b) {
     using Memory = FfmaMemory<T, along_a, along_b>;
     LaunchClusters(op, FfmaKernel<T, along_a, along_b>, (unsigned)shares.blocks, 1,
@@ -196,12 +219,14 @@ void Run(const char* op, const Gemm& p, DLStream stream) {
     if (!a.transposed && b.transposed) launch(No(), Yes());
   }
   if (!a.transposed && !b.transposed) launch(No(), No());
-  constexpr int kMany = 8;
-  const bool many = shares.blocks > kMany * shares.split_tiles;
-  const int64_t quads = (int64_t)shares.split_tiles * T::kTileM * T::kTileN / 4;
-  LaunchClusters(op, many ? FfmaSumKernel<T, kMany> : FfmaSumKernel<T, 1>,
-                 Blocks(quads * (many ? kMany : 1)), 1, kThreads, 0, params.allow_pdl, stream,
-                 params, shares);
+  const auto sum = [&](auto parts_at_once) {
+    constexpr int kParts = decltype(parts_at_once)::value;
+    const int64_t items = (int64_t)shares.split_tiles * T::kTileM * T::kTileN / 16;
+    LaunchClusters(op, FfmaSumKernel<T, kParts>, Blocks(items * kParts), 1, kThreads, 0,
+                   params.allow_pdl, stream, params, shares);
+  };
+  shares.blocks > 16 * shares.split_tiles ? sum(std::integral_constant<int, 16>())
+                                          : sum(std::integral_constant<int, 1>());
 }
 
 }  // namespace

@@ -42,24 +42,36 @@ constexpr int kFfmaStaging = 2 * T::kLanesM * T::kWarpN;
 // lie along K.
 template <class T, bool kAlongA, bool kAlongB>
 struct FfmaMemory {
-  static constexpr bool kTransposes = kAlongA || kAlongB;
+  static constexpr bool kTransposes = kAlongA || kAlongB, kProduces = T::kResident == 1;
   static constexpr int kStages = T::kStages - kTransposes;
+  static_assert(kProduces || !kTransposes);
   static constexpr int kStagingAt = kStages * kFfmaStageNumel<T>;
   static constexpr int kRawAt = kStagingAt + T::kThreads / 32 * kFfmaStaging<T>;
   static constexpr int kRawOfA = kAlongA ? kFfmaPanelA<T> : 0;
   static constexpr int kRaw = kRawOfA + (kAlongB ? T::kTileN * T::kTileK : 0);
   static constexpr size_t kNbytes = (kRawAt + kRaw) * sizeof(float) + kFfmaAlignment;
-  static constexpr int kThreads = T::kThreads + (kTransposes ? 128 : 0);
+  static constexpr int kThreads = T::kThreads + (kProduces ? 128 : 0);
+  static constexpr int kRegisters = kTransposes ? 224 : 232;  // of 168 that each thread begins with
+  static constexpr int kProducerRegisters = kTransposes ? 56 : 40;
 };
 
-// A thread's sums, and its operands at this k and at the next. Adjacent lanes share a column, lanes
-// two apart a row: shared memory broadcasts to them.
+// The row and column of a lane among those of its warp. Adjacent lanes share a column, lanes two
+// apart a row: shared memory broadcasts to them.
+template <class T>
+__device__ __forceinline__ int LaneRow(int lane) {
+  return lane % 2 + lane / (2 * T::kLanesN) * 2;
+}
+template <class T>
+__device__ __forceinline__ int LaneCol(int lane) {
+  return lane / 2 % T::kLanesN;
+}
+
+// A thread's sums, and its operands at this k and at the next.
 template <class T>
 class FfmaAccumulator {
  public:
   __device__ FfmaAccumulator(int row, int col, int lane)
-      : row_(row + 4 * (lane % 2 + lane / (2 * T::kLanesN) * 2)),
-        col_(col + 4 * (lane / 2 % T::kLanesN)) {}
+      : row_(row + 4 * LaneRow<T>(lane)), col_(col + 4 * LaneCol<T>(lane)) {}
 
   // Reads the first operands of a panel. Sums begin as `zeros` in shared memory, read as quads that
   // have the rows of each pair exchanged: a quad lies in four adjacent registers, so that sums of
@@ -93,6 +105,16 @@ class FfmaAccumulator {
     Add(kFfmaUnroll - 1);
   }
 
+  // Stores the sums as a part of a tile, in the quads of a column that Begin made.
+  __device__ __forceinline__ void StorePart(float4* part) const {
+#pragma unroll
+    for (int j = 0; j < T::kThreadN; j++)
+#pragma unroll
+      for (int i = 0; i < T::kThreadM; i += 4)
+        part[(j * T::kThreadM / 4 + i / 4) * T::kThreads + threadIdx.x] =
+            make_float4(sums_[i + 1][j], sums_[i][j], sums_[i + 3][j], sums_[i + 2][j]);
+  }
+
   // Calls f(row, col, quad) for the quads of the warp's sums, by way of `staging`. They are stored
   // there one by one: as quads they would have to lie in registers of one row, whose banks then meet
   // those of the operands.
@@ -122,14 +144,14 @@ class FfmaAccumulator {
  private:
   // Reads the operands k further on; the parity of k says which they replace.
   __device__ __forceinline__ void Read(int k) {
-    ReadQuads<T::kLanesM>(from_a_ + k * T::kTileM, a_[k % 2]);
     ReadQuads<T::kLanesN>(from_b_ + k * T::kTileN, b_[k % 2]);
+    ReadQuads<T::kLanesM>(from_a_ + k * T::kTileM, a_[k % 2]);
   }
 
-  // Adds the products of operands that were read.
+  // Adds the products of operands that were read, from the last column to the first.
   __device__ __forceinline__ void Add(int k) {
 #pragma unroll
-    for (int j = 0; j < T::kThreadN; j++)
+    for (int j = T::kThreadN - 1; j >= 0; j--)
 #pragma unroll
       for (int q = 0; q < T::kThreadM; q++) {
         const int i = j % 2 ? T::kThreadM - 1 - q : q;
@@ -143,6 +165,19 @@ class FfmaAccumulator {
   float sums_[T::kThreadM][T::kThreadN];
 };
 
+// The first row and column of a warp in its tile. The warps of a column are of all four schedulers,
+// and so are those of two rows: at C's edge, warps without elements of it leave their issue slots to
+// the others.
+struct WarpOrigin {
+  int row, col;
+};
+template <class T>
+__device__ __forceinline__ WarpOrigin FfmaWarpOrigin(int warp) {
+  constexpr int kWarpsM = T::kTileM / T::kWarpM;
+  const int col = warp / kWarpsM, row = (warp + col * 2) % kWarpsM;
+  return {row * T::kWarpM, col * T::kWarpN};
+}
+
 // How a product is shared among the blocks that run together. Of its tiles, the first `split_tiles`
 // lie one behind the other along K, cut into as many equal shares as there are blocks (stream-K);
 // the blocks take the others in turn. A tile that a block finishes goes to C; of others, blocks
@@ -150,7 +185,7 @@ class FfmaAccumulator {
 struct FfmaShares {
   int panels;  // along K
   int tiles, split_tiles, blocks;
-  float* parts;
+  float4* parts;
 
   __host__ __device__ int BeginOf(int block) const {
     return (int)((int64_t)split_tiles * panels * block / blocks);
@@ -192,21 +227,22 @@ class FfmaSegments {
   int at_, end_, whole_;
 };
 
-// Transposes a panel of kRows rows of 128 bytes, their quads exchanged, as threads of a warpgroup:
-// each takes four rows at four k at a time, so that neither reads nor stores meet in a bank.
+// Transposes a panel of kRows rows of 128 bytes, their quads exchanged, as a warpgroup: a thread
+// takes four rows at four k at a time, so that neither reads nor stores meet in a bank.
 template <int kRows>
 __device__ __forceinline__ void TransposePanel(const float* raw, float* panel) {
   constexpr int kRow = 32, kQuads = kRow / 4, kOfWarp = 32 * 4;  // rows
   static_assert(kRows % kOfWarp == 0);
   const int lane = (int)threadIdx.x % 32, eighth = lane % 8;
-#pragma unroll 1
-  for (int at = (int)threadIdx.x % 128 / 32; at < kRows / kOfWarp * kQuads; at += 4) {
-    const int row = (at / kQuads * 32 + lane) * 4, quad = (eighth / 2 + at) % kQuads;
+  const int quad0 = (eighth / 2 + (int)threadIdx.x % 128 / 32) % kQuads;
+#pragma unroll
+  for (int at = 0; at < kRows / kOfWarp * 2; at++) {
+    const int row = at / 2 * kOfWarp + lane * 4, quad = quad0 ^ at % 2 * 4;
     const float* const from = raw + row * kRow;
     float4 v[4];
 #pragma unroll
     for (int e = 0; e < 4; e++)
-      v[e] = *(const float4*)(from + e * kRow + (quad ^ (eighth % 2 * 4 + e)) * 4);
+      v[e] = *(const float4*)(from + e * kRow + (quad ^ eighth % 2 * 4 ^ e) * 4);
     float* const to = panel + quad * 4 * kRows + row;
     *(float4*)to = make_float4(v[0].x, v[1].x, v[2].x, v[3].x);
     *(float4*)(to + kRows) = make_float4(v[0].y, v[1].y, v[2].y, v[3].y);
@@ -252,7 +288,7 @@ __global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResi
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Memory = FfmaMemory<T, kAlongA, kAlongB>;
   constexpr int kStages = Memory::kStages, kAhead = kStages - 1;  // panels in flight
-  constexpr int kWarpsM = T::kTileM / T::kWarpM, kWarps = T::kThreads / 32;
+  constexpr int kWarps = T::kThreads / 32;
   constexpr int kFloat = (int)sizeof(float), kZeros = T::kAccumulators / 4;
   constexpr int kDirect = kFfmaStageNumel<T> - Memory::kRaw;  // floats that are copied as they lie
   static_assert(T::kTileK % kFfmaUnroll == 0 && kFfmaUnroll % 2 == 0 && kZeros <= T::kThreads);
@@ -292,13 +328,14 @@ __global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResi
       hopper::LoadBox<false>(to + kFfmaPanelA<T> * kFloat, &map_b, barrier, ahead.Col(), ahead.K(),
                              0);
   };
-  if constexpr (Memory::kTransposes) {
+  if constexpr (Memory::kProduces) {
     if (warp >= kWarps) {
-      hopper::ReduceRegisters<56>();
+      hopper::ReduceRegisters<Memory::kProducerRegisters>();
       const bool copies = threadIdx.x == T::kThreads;
+      if (!Memory::kTransposes && !copies) return;
       const auto copy_raw = [&] {
         const uint32_t to = shared + Memory::kRawAt * kFloat;
-        hopper::ArriveExpecting(raw_full, Memory::kRaw * kFloat);
+        if (Memory::kTransposes) hopper::ArriveExpecting(raw_full, Memory::kRaw * kFloat);
         if (kAlongA) hopper::LoadBox<false>(to, &map_a, raw_full, ahead.K(), ahead.Row(), 0);
         if (kAlongB)
           hopper::LoadBox<false>(to + Memory::kRawOfA * kFloat, &map_b, raw_full, ahead.K(),
@@ -311,22 +348,24 @@ __global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResi
         if (copies && kDirect > 0) copy();
         const float* const raw = memory + Memory::kRawAt;
         float* const panel = memory + filled.stage * kFfmaStageNumel<T>;
-        hopper::WaitForPhase(raw_full, parity);
+        if (Memory::kTransposes) hopper::WaitForPhase(raw_full, parity);
         parity ^= 1;
         if (kAlongA) TransposePanel<T::kTileM>(raw, panel);
         if (kAlongB) TransposePanel<T::kTileN>(raw + Memory::kRawOfA, panel + kFfmaPanelA<T>);
-        __syncwarp();
-        if (lane == 0) hopper::Arrive(full + filled.stage * 8);
-        hopper::SyncThreads(1, 128);  // all have read
+        if (Memory::kTransposes) {
+          __syncwarp();
+          if (lane == 0) hopper::Arrive(full + filled.stage * 8);
+          hopper::SyncThreads(1, 128);  // all have read
+        }
         filled.Advance();
         ahead.Next();
         if (copies && ahead.More()) copy_raw();
       }
       return;
     }
-    hopper::RaiseRegisters<224>();
+    hopper::RaiseRegisters<Memory::kRegisters>();
   }
-  const bool copies = !Memory::kTransposes && threadIdx.x == 0;
+  const bool copies = !Memory::kProduces && threadIdx.x == 0;
   const auto copy_next = [&] {
     if (!copies || !ahead.More()) return;
     wait_for_room();
@@ -336,10 +375,8 @@ __global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResi
   };
   for (int k = 0; k < kAhead; k++) copy_next();
 
-  // The warps of a column are of all four schedulers, and so are those of two rows: at C's edge,
-  // warps without elements of it leave their issue slots to the others.
-  const int warp_col = warp / kWarpsM, warp_row = (warp + warp_col * 2) % kWarpsM;
-  FfmaAccumulator<T> accumulator(warp_row * T::kWarpM, warp_col * T::kWarpN, lane);
+  const WarpOrigin origin = FfmaWarpOrigin<T>(warp);
+  FfmaAccumulator<T> accumulator(origin.row, origin.col, lane);
   const auto release = [&](int stage) {
     __syncwarp();
     if (lane == 0) hopper::Arrive(empty + stage * 8);
@@ -349,8 +386,8 @@ __global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResi
 #pragma unroll 1
   while (segments.Next(segment)) {
     const TileCoord coord = TileCoordOf(params, segment.tile);
-    const int row0 = coord.row * T::kTileM + warp_row * T::kWarpM;
-    const int col0 = coord.col * T::kTileN + warp_col * T::kWarpN;
+    const int row0 = coord.row * T::kTileM + origin.row;
+    const int col0 = coord.col * T::kTileN + origin.col;
     if (row0 < params.gemm.m && col0 < params.gemm.n) {
       hopper::WaitForPhase(full + at.stage * 8, at.parity);
       accumulator.Begin(zeros, memory + at.stage * kFfmaStageNumel<T>);
@@ -368,20 +405,18 @@ __global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResi
           accumulator.Multiply(left == 1, next);
         release(stage);
       }
-      const bool whole = segment.end - segment.begin == shares.panels;
-      const int row_in = warp_row * T::kWarpM, col_in = warp_col * T::kWarpN;
-      float* const part = shares.parts + (int64_t)segment.slot * T::kTileM * T::kTileN;
-      float* const staging = memory + Memory::kStagingAt + warp * kFfmaStaging<T>;
-      accumulator.ForQuads(staging, [&](int row, int col, float4 x) {
-        if (!whole) {
-          *(float4*)(part + (row_in + row) * T::kTileN + col_in + col) = x;
-          return;
-        }
-        Quad quad = {row0 + row, col0 + col, {x.x, x.y, x.z, x.w}, {}};
-        ReadSide(params.gemm, params.aligned_out, quad);
-        const float4 bias = ReadBias(params.gemm, quad.col, params.aligned_out);
-        WriteQuad(params.gemm, params.aligned_out, bias, quad);
-      });
+      if (segment.end - segment.begin < shares.panels) {
+        accumulator.StorePart(shares.parts + (int64_t)segment.slot * T::kTileM * T::kTileN / 4);
+        continue;
+      }
+      accumulator.ForQuads(memory + Memory::kStagingAt + warp * kFfmaStaging<T>,
+                           [&](int row, int col, float4 x) {
+                             Quad quad = {row0 + row, col0 + col, {x.x, x.y, x.z, x.w}, {}};
+                             ReadSide(params.gemm, params.aligned_out, quad);
+                             const float4 bias =
+                                 ReadBias(params.gemm, quad.col, params.aligned_out);
+                             WriteQuad(params.gemm, params.aligned_out, bias, quad);
+                           });
     } else {
 #pragma unroll 1
       for (int panel = segment.begin; panel < segment.end; panel++, at.Advance()) {
