@@ -158,7 +158,7 @@ struct FfmaCost {
   const char* name;
   double us, panel_us, tile_us;
 };
-constexpr FfmaCost kCosts[] = {{"64x128 TMA", 4, 5.0, 2}, {"128x128 TMA", 4, 5.0, 2}, {"256x128 TMA", 4, 4.95, 4}};
+constexpr FfmaCost kCosts[] = {{"128x128 TMA", 4, 5.05, 3}, {"256x128 TMA", 4, 4.95, 3}};
 constexpr double kSumUs = 3.5, kPartNbytesUs = 4e6;
 
 // Tiles that would not fill a wave of blocks are shared by all, where each then has a few panels.
@@ -170,7 +170,7 @@ FfmaShares SharesOf(const Gemm& p) {
   const int64_t tiles = CeilDiv(p.m, T::kTileM) * CeilDiv(p.n, T::kTileN), left = tiles % blocks;
   const bool split = left * panels >= blocks * kLeastPanels && left * panels < INT32_MAX;
   return {(int)panels, (int)tiles, split ? (int)left : 0,
-          (int)(split ? blocks : std::min(blocks, tiles)), nullptr};
+          (int)(split ? blocks : std::min(blocks, tiles)), AlignedOut(p) && p.epilogue.Empty(), nullptr};
 }
 
 // The slots of parts.

@@ -26,7 +26,7 @@ namespace cuda {
 
 // In the order of their costs in heuristic.cu.
 using FfmaTilings =
-    std::tuple<LargeTiling<64, 128, 16, 8, 32, 2, 4>, LargeTiling<128, 128, 16, 8, 32, 3, 2>, LargeTiling<256, 128, 16, 8, 32, 4, 1>>;
+    std::tuple<LargeTiling<128, 128, 16, 8, 32, 3, 2>, LargeTiling<256, 128, 16, 8, 32, 4, 1>>;
 constexpr int kFfmaUnroll = 8;        // of k, an even divisor of a panel's
 constexpr int kFfmaAlignment = 1024;  // of what TMA writes in its swizzle
 
@@ -115,6 +115,26 @@ class FfmaAccumulator {
             make_float4(sums_[i + 1][j], sums_[i][j], sums_[i + 3][j], sums_[i + 2][j]);
   }
 
+  // Stores the sums to C, from `c` on, of which `rows` by `cols` exist, in rows of aligned quads. A
+  // `zero` that only run time knows is added: quads that lie in registers of one row would meet the
+  // operands' banks in the loop.
+  __device__ __forceinline__ void StoreAligned(float* c, int64_t n, int rows, int cols,
+                                               float zero) const {
+    const int row0 = row_ % T::kWarpM, col0 = col_ % T::kWarpN;
+#pragma unroll
+    for (int i = 0; i < T::kThreadM; i++) {
+      const int row = row0 + i / 4 * 4 * T::kLanesM + i % 4;
+      if (row >= rows) break;
+#pragma unroll
+      for (int j = 0; j < T::kThreadN; j += 4) {
+        const int col = col0 + j * T::kLanesN;
+        if (col < cols)
+          *(float4*)(c + row * n + col) = make_float4(sums_[i][j] + zero, sums_[i][j + 1] + zero,
+                                                      sums_[i][j + 2] + zero, sums_[i][j + 3] + zero);
+      }
+    }
+  }
+
   // Calls f(row, col, quad) for the quads of the warp's sums, by way of `staging`. They are stored
   // there one by one: as quads they would have to lie in registers of one row, whose banks then meet
   // those of the operands.
@@ -185,6 +205,7 @@ __device__ __forceinline__ WarpOrigin FfmaWarpOrigin(int warp) {
 struct FfmaShares {
   int panels;  // along K
   int tiles, split_tiles, blocks;
+  bool plain;  // there is no epilogue, and rows of C are of aligned quads
   float4* parts;
 
   __host__ __device__ int BeginOf(int block) const {
@@ -302,8 +323,8 @@ __global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResi
   if (threadIdx.x < kZeros) zeros[threadIdx.x] = make_float4(0, 0, 0, 0);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; stage++) {
-      hopper::InitBarrier(full + stage * 8, (kDirect > 0) + 4 * Memory::kTransposes);
-      hopper::InitBarrier(empty + stage * 8, kWarps);
+      hopper::InitBarrier(full + stage * 8, (kDirect > 0) + 128 * Memory::kTransposes);
+      hopper::InitBarrier(empty + stage * 8, kWarps * (Memory::kTransposes ? 32 : 1));
     }
     hopper::InitBarrier(raw_full, 1);
     hopper::PublishBarriers();
@@ -353,8 +374,7 @@ __global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResi
         if (kAlongA) TransposePanel<T::kTileM>(raw, panel);
         if (kAlongB) TransposePanel<T::kTileN>(raw + Memory::kRawOfA, panel + kFfmaPanelA<T>);
         if (Memory::kTransposes) {
-          __syncwarp();
-          if (lane == 0) hopper::Arrive(full + filled.stage * 8);
+          hopper::Arrive(full + filled.stage * 8);
           hopper::SyncThreads(1, 128);  // all have read
         }
         filled.Advance();
@@ -379,7 +399,7 @@ __global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResi
   FfmaAccumulator<T> accumulator(origin.row, origin.col, lane);
   const auto release = [&](int stage) {
     __syncwarp();
-    if (lane == 0) hopper::Arrive(empty + stage * 8);
+    if (Memory::kTransposes || lane == 0) hopper::Arrive(empty + stage * 8);
   };
   FfmaSegments segments(shares);
   FfmaSegment segment;
@@ -407,6 +427,13 @@ __global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResi
       }
       if (segment.end - segment.begin < shares.panels) {
         accumulator.StorePart(shares.parts + (int64_t)segment.slot * T::kTileM * T::kTileN / 4);
+        continue;
+      }
+      if (!Memory::kTransposes && shares.plain) {
+        const int64_t n = params.gemm.n;
+        accumulator.StoreAligned(params.gemm.c + row0 * n + col0, n,
+                                 (int)min((int64_t)T::kWarpM, params.gemm.m - row0),
+                                 (int)min((int64_t)T::kWarpN, n - col0), zeros[0].x);
         continue;
       }
       accumulator.ForQuads(memory + Memory::kStagingAt + warp * kFfmaStaging<T>,
