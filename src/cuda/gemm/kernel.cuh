@@ -404,8 +404,8 @@ void LaunchTf32(const char* op, int tiling, const GemmParams& params, DLStream s
 void Launch3xTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 void LaunchLargeTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 void LaunchLarge3xTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
-// The family kFfma (rungs/ffma.cuh): its tilings, what one would take in microseconds, and a product
-// by it.
+// The family kFfma (rungs/ffma.cuh): its tilings, what one would take in microseconds, and a
+// product by it.
 std::vector<std::string> FfmaTilingNames();
 bool FfmaFits(const Gemm& gemm);
 double FfmaUs(const Gemm& gemm, int tiling);

@@ -1,10 +1,10 @@
-// Launches of the GEMM by FFMA and TMA (ffma.cuh), and the copies that it needs: of operands that
-// do not lie (k, mn), or whose rows TMA cannot read, to rows of a multiple of 16 bytes in planned
-// workspace. C overlaps no operand. Memory bandwidth limits the copies.
-#include "cuda/gemm/rungs/ffma.cuh"
-
+// Launches of the GEMM by FFMA and TMA (ffma.cuh): how its tiles are shared, what it costs, the sum
+// of parts of tiles, and the copies that it needs: of operands that do not lie (k, mn), or whose
+// rows TMA cannot read, to rows of a multiple of 16 bytes in planned workspace. C overlaps no
+// operand. Memory bandwidth limits copies and sums.
 #include <optional>
 
+#include "cuda/gemm/rungs/ffma.cuh"
 #include "cuda/instructions/tensor_map.cuh"
 
 namespace dlsys {
@@ -160,6 +160,7 @@ struct FfmaCost {
 };
 constexpr FfmaCost kCosts[] = {{"128x128 TMA", 4, 5.05, 3}, {"256x128 TMA", 4, 4.95, 3}};
 constexpr double kSumUs = 3.5, kPartNbytesUs = 4e6;
+constexpr double kTransposedTileUs = 5.5;  // what a tile costs besides, where panels are transposed
 
 // Tiles that would not fill a wave of blocks are shared by all, where each then has a few panels.
 template <class T>
@@ -169,8 +170,12 @@ FfmaShares SharesOf(const Gemm& p) {
   const int64_t panels = CeilDiv(p.k, T::kTileK);
   const int64_t tiles = CeilDiv(p.m, T::kTileM) * CeilDiv(p.n, T::kTileN), left = tiles % blocks;
   const bool split = left * panels >= blocks * kLeastPanels && left * panels < INT32_MAX;
-  return {(int)panels, (int)tiles, split ? (int)left : 0,
-          (int)(split ? blocks : std::min(blocks, tiles)), AlignedOut(p) && p.epilogue.Empty(), nullptr};
+  return {(int)panels,
+          (int)tiles,
+          split ? (int)left : 0,
+          (int)(split ? blocks : std::min(blocks, tiles)),
+          AlignedOut(p) && p.epilogue.Empty(),
+          nullptr};
 }
 
 // The slots of parts.
@@ -189,12 +194,14 @@ double EstimatedUs(const Gemm& p, const FfmaCost& cost) {
   const auto pack_us = [&](const Operand& x, int64_t extent, int64_t uses) {
     return IsTransposed<T>(x, uses) ? 0 : PackUs(x, p, extent);
   };
+  const bool transposes = IsTransposed<T>(OperandA(p), p.n) || IsTransposed<T>(OperandB(p), p.m);
+  const double tile_us = cost.tile_us + (transposes ? kTransposedTileUs : 0);
   const double whole = (double)CeilDiv(shares.tiles - shares.split_tiles, shares.blocks);
   const double shared = (double)shares.split_tiles * shares.panels / shares.blocks;
   const double part_nbytes = 8. * T::kTileM * T::kTileN * (double)SlotsOf(shares);
   return cost.us + pack_us(OperandA(p), p.m, p.n) + pack_us(OperandB(p), p.n, p.m) +
-         (whole * shares.panels + shared) * cost.panel_us + whole * cost.tile_us +
-         (shares.split_tiles ? cost.tile_us + kSumUs + part_nbytes / kPartNbytesUs : 0);
+         (whole * shares.panels + shared) * cost.panel_us + whole * tile_us +
+         (shares.split_tiles ? tile_us + kSumUs + part_nbytes / kPartNbytesUs : 0);
 }
 
 template <class T>
@@ -244,9 +251,8 @@ bool FfmaFits(const Gemm& p) {
 
 double FfmaUs(const Gemm& p, int tiling) {
   double us = 0;
-  WithTiling<FfmaTilings>(tiling, [&](auto of) {
-    us = EstimatedUs<typename decltype(of)::type>(p, kCosts[tiling]);
-  });
+  WithTiling<FfmaTilings>(
+      tiling, [&](auto of) { us = EstimatedUs<typename decltype(of)::type>(p, kCosts[tiling]); });
   return us;
 }
 

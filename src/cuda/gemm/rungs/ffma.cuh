@@ -1,19 +1,25 @@
-// GEMM in true float32 by FFMA, fed by TMA, for large products on sm_90a; ffma.cu launches it,
-// kernel.cuh has the parameters, split-K and the way out to C.
+// GEMM in true float32 by FFMA, fed by TMA, for large products on sm_90a; ffma.cu launches it and
+// says how tiles are shared, kernel.cuh has the parameters.
 //
 // A warp computes 64 x 64 of C, a thread 16 x 8 sums; a block 256 x 128, alone on a multiprocessor,
-// or 128 x 128, as one of two. One thread copies panels by TMA into a ring of stages in shared
-// memory; a warp waits for the next panel's mbarrier before it multiplies this one, so that its
-// loop has no branch, and arrives at another behind it. B lies (k, n), so that a thread's columns
-// at one k are quads, and so may A; an A that lies along K in whole quads is read four k at a time.
-// Other operands are transposed before. Sums go over k in ascending order.
+// or 128 x 128, as one of two. TMA copies panels into a ring of stages in shared memory; a warp
+// waits for the next panel's mbarrier before it multiplies this one, so that its loop has no
+// branch, and arrives at another behind it. Operands lie (k, mn), so that a thread's rows and
+// columns at one k are quads. Blocks are persistent, and share what would not fill a wave
+// (FfmaShares). Of a block of 256 x 128, a warpgroup of its own copies; it also transposes panels
+// of operands that lie along K, where ffma.cu does not have them copied. Sums go over k in
+// ascending order within a block, then over blocks.
 //
-// Limited by the issue of FFMA: of about 135 instructions for each k, 128 are multiply-adds. An
-// FFMA takes two cycles where it has to read operands of one register bank, the even or the odd
-// registers. For this reason the products of a column of sums go down and those of the next one up,
-// so that a column's operand is kept for all of its rows, and a sum is in the other bank than its
-// row's operand (Begin). The loop over k is unrolled by eight alone, since the instruction cache
-// does not hold much more, and panels are deep, since each costs a warp its wait.
+// Limited by the issue of FFMA: 128 of 135 instructions for each k are multiply-adds, and each of
+// the six loads takes some three cycles from them, since it writes four registers: 86 % of FFMA's
+// rate at most, of which the loop reaches 82 to 84. An FFMA that reads three registers takes two
+// cycles, and some more time where it reads two of one bank, the even or the odd ones. For this
+// reason the products of a column of sums go down and those of the next one up, so that a column's
+// operand is kept for all of its rows, and a sum is in the other bank than its row's operand
+// (Begin). A load has to stand 40 instructions before its use, and apart from other loads, which
+// the order of Read and Add and enough registers make the compiler do: the loop is otherwise 4 %
+// slower. It is unrolled by eight of k, for instructions of 16 do not fit the cache, and panels are
+// deep, since each costs a warp its wait.
 #pragma once
 #include <algorithm>
 
@@ -24,7 +30,7 @@
 namespace dlsys {
 namespace cuda {
 
-// In the order of their costs in heuristic.cu.
+// In the order of their costs in ffma.cu.
 using FfmaTilings =
     std::tuple<LargeTiling<128, 128, 16, 8, 32, 3, 2>, LargeTiling<256, 128, 16, 8, 32, 4, 1>>;
 constexpr int kFfmaUnroll = 8;        // of k, an even divisor of a panel's
@@ -38,8 +44,9 @@ constexpr int kFfmaStageNumel = kFfmaPanelA<T> + T::kTileN * T::kTileK;
 template <class T>
 constexpr int kFfmaStaging = 2 * T::kLanesM * T::kWarpN;
 
-// Shared memory: a ring of stages, what warps store through, and the next panels of operands that
-// lie along K.
+// Shared memory and threads of a block: a ring of stages, what warps store through, and the next
+// panels of operands that lie along K. Registers are by thread, of 168 that each begins with; with
+// fewer, warps that multiply would load too late.
 template <class T, bool kAlongA, bool kAlongB>
 struct FfmaMemory {
   static constexpr bool kTransposes = kAlongA || kAlongB, kProduces = T::kResident == 1;
@@ -51,7 +58,7 @@ struct FfmaMemory {
   static constexpr int kRaw = kRawOfA + (kAlongB ? T::kTileN * T::kTileK : 0);
   static constexpr size_t kNbytes = (kRawAt + kRaw) * sizeof(float) + kFfmaAlignment;
   static constexpr int kThreads = T::kThreads + (kProduces ? 128 : 0);
-  static constexpr int kRegisters = kTransposes ? 224 : 232;  // of 168 that each thread begins with
+  static constexpr int kRegisters = kTransposes ? 224 : 232;
   static constexpr int kProducerRegisters = kTransposes ? 56 : 40;
 };
 
@@ -129,15 +136,16 @@ class FfmaAccumulator {
       for (int j = 0; j < T::kThreadN; j += 4) {
         const int col = col0 + j * T::kLanesN;
         if (col < cols)
-          *(float4*)(c + row * n + col) = make_float4(sums_[i][j] + zero, sums_[i][j + 1] + zero,
-                                                      sums_[i][j + 2] + zero, sums_[i][j + 3] + zero);
+          *(float4*)(c + row * n + col) =
+              make_float4(sums_[i][j] + zero, sums_[i][j + 1] + zero, sums_[i][j + 2] + zero,
+                          sums_[i][j + 3] + zero);
       }
     }
   }
 
   // Calls f(row, col, quad) for the quads of the warp's sums, by way of `staging`. They are stored
-  // there one by one: as quads they would have to lie in registers of one row, whose banks then meet
-  // those of the operands.
+  // there one by one: as quads they would have to lie in registers of one row, whose banks then
+  // meet those of the operands.
   template <class F>
   __device__ __forceinline__ void ForQuads(volatile float* staging, F&& f) const {
     constexpr int kInRow = T::kWarpN / 4;
@@ -186,8 +194,8 @@ class FfmaAccumulator {
 };
 
 // The first row and column of a warp in its tile. The warps of a column are of all four schedulers,
-// and so are those of two rows: at C's edge, warps without elements of it leave their issue slots to
-// the others.
+// and so are those of two rows: at C's edge, warps without elements of it leave their issue slots
+// to the others.
 struct WarpOrigin {
   int row, col;
 };
@@ -272,9 +280,8 @@ __device__ __forceinline__ void TransposePanel(const float* raw, float* panel) {
   }
 }
 
-// The panels that a block multiplies, one after the other, of all of its segments. Waits and copies
-// are those of one thread; shared addresses are of bytes.
-template <class T, class Memory>
+// The panels that a block multiplies, one after the other, of all of its segments.
+template <class T>
 class FfmaPanels {
  public:
   __device__ FfmaPanels(const GemmParams& params, const FfmaShares& shares)
@@ -303,9 +310,12 @@ class FfmaPanels {
 };
 
 template <class T, bool kAlongA, bool kAlongB>
-__global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResident) void FfmaKernel(
-    const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-    const __grid_constant__ GemmParams params, const __grid_constant__ FfmaShares shares) {
+__global__ __launch_bounds__(
+    FfmaMemory<T, kAlongA, kAlongB>::kThreads,
+    T::kResident) void FfmaKernel(const __grid_constant__ CUtensorMap map_a,
+                                  const __grid_constant__ CUtensorMap map_b,
+                                  const __grid_constant__ GemmParams params,
+                                  const __grid_constant__ FfmaShares shares) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Memory = FfmaMemory<T, kAlongA, kAlongB>;
   constexpr int kStages = Memory::kStages, kAhead = kStages - 1;  // panels in flight
@@ -333,7 +343,7 @@ __global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResi
   GridDependencySynchronize();
 
   RingPosition<kStages> filled, at;  // what is copied next, and multiplied
-  FfmaPanels<T, Memory> ahead(params, shares);
+  FfmaPanels<T> ahead(params, shares);
   const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   int copied = 0;
   const auto wait_for_room = [&] {
@@ -397,6 +407,8 @@ __global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResi
 
   const WarpOrigin origin = FfmaWarpOrigin<T>(warp);
   FfmaAccumulator<T> accumulator(origin.row, origin.col, lane);
+  // All lanes arrive for warps that wait for what threads stored: racecheck takes the arrival of
+  // one for the order of its own accesses alone.
   const auto release = [&](int stage) {
     __syncwarp();
     if (Memory::kTransposes || lane == 0) hopper::Arrive(empty + stage * 8);
@@ -436,14 +448,13 @@ __global__ __launch_bounds__(FfmaMemory<T, kAlongA, kAlongB>::kThreads, T::kResi
                                  (int)min((int64_t)T::kWarpN, n - col0), zeros[0].x);
         continue;
       }
-      accumulator.ForQuads(memory + Memory::kStagingAt + warp * kFfmaStaging<T>,
-                           [&](int row, int col, float4 x) {
-                             Quad quad = {row0 + row, col0 + col, {x.x, x.y, x.z, x.w}, {}};
-                             ReadSide(params.gemm, params.aligned_out, quad);
-                             const float4 bias =
-                                 ReadBias(params.gemm, quad.col, params.aligned_out);
-                             WriteQuad(params.gemm, params.aligned_out, bias, quad);
-                           });
+      accumulator.ForQuads(
+          memory + Memory::kStagingAt + warp * kFfmaStaging<T>, [&](int row, int col, float4 x) {
+            Quad quad = {row0 + row, col0 + col, {x.x, x.y, x.z, x.w}, {}};
+            ReadSide(params.gemm, params.aligned_out, quad);
+            const float4 bias = ReadBias(params.gemm, quad.col, params.aligned_out);
+            WriteQuad(params.gemm, params.aligned_out, bias, quad);
+          });
     } else {
 #pragma unroll 1
       for (int panel = segment.begin; panel < segment.end; panel++, at.Advance()) {
