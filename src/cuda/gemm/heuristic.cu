@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "cuda/gemm/kernel.cuh"
-#include "cuda/gemm/rungs/ffma.cuh"
 #include "cuda/gemm/uint8.cuh"
 #include "cuda/reduce/reduce.cuh"
 
@@ -78,8 +77,6 @@ constexpr TileCost kFp32Costs[] = {
     {"32x16", 32, 16, 2, 2.8, 6.9, 5.7},     {"16x32", 16, 32, 2, 2.5, 6.9, 5.7}};
 constexpr TileCost kLargeCosts[] = {{"128x128", 128, 128, 2, 5.0, 99, 89},
                                     {"256x128", 256, 128, 1, 6.0, 183, 183}};
-constexpr TileCost kFfmaCosts[] = {{"128x128 TMA", 128, 128, 2, 6.0, 88, 73},
-                                   {"256x128 TMA", 256, 128, 1, 6.0, 160, 160}};
 constexpr TileCost kTf32Costs[] = {
     {"128x64", 128, 64, 1, 3.5, 18, 18},  {"64x64", 64, 64, 1, 3.0, 12, 12},
     {"64x32", 64, 32, 2, 2.5, 13.4, 9.2}, {"32x32", 32, 32, 2, 2.8, 7.9, 5.9},
@@ -153,16 +150,14 @@ FamilyModel ModelOf(const TileCost (&costs)[kCount]) {
 }
 
 const FamilyModel& ModelOf(KernelFamily family) {
-  static const auto* const models = new std::array<FamilyModel, kKernelFamilies>{
+  static const auto* const models = new std::array<FamilyModel, kTiledFamilies>{
       ModelOf<Fp32Tilings, Fp32Accumulator>(kFp32Costs),
       ModelOf<Tf32Tilings, Tf32Accumulator>(kTf32Costs),
       ModelOf<Tf32Tilings, SplitTf32Accumulator>(k3xTf32Costs),
       ModelOf<U8Tilings, WithU8<U8Operand::kA, true>::Accumulator, true>(kU8Costs),
       ModelOf<LargeTilings, OuterAccumulator>(kLargeCosts),
       ModelOf<LargeTensorTilings, Tf32Accumulator>(kLargeTf32Costs),
-      ModelOf<LargeTensorTilings, SplitTf32Accumulator>(kLarge3xTf32Costs),
-      FamilyModel{{kFfmaCosts[0], kFfmaNbytes<std::tuple_element_t<0, FfmaTilings>>},
-                  {kFfmaCosts[1], kFfmaNbytes<std::tuple_element_t<1, FfmaTilings>>}}};
+      ModelOf<LargeTensorTilings, SplitTf32Accumulator>(kLarge3xTf32Costs)};
   return (*models)[(int)family];
 }
 
@@ -395,11 +390,10 @@ TileConfig BestTileConfig(KernelFamily family, const Gemm& p) {
   if (!HasLargeFamily(family)) return best;
   const TileConfig large = BestLargeConfig(LargeFamily(family), p);
   TileConfig fastest = large.us < best.us ? large : best;
-  if (family == KernelFamily::kFp32 && FfmaFits(p)) {
-    TileConfig ffma = deep ? BestTileConfig(KernelFamily::kFfma, &p, 1, kDeepSplits)
-                           : BestLargeConfig(KernelFamily::kFfma, p);
-    ffma.us += FfmaPackUs(p) + (p.sums ? kReduceUs : 0);
-    if (ffma.us < fastest.us) fastest = ffma;
+  if (family != KernelFamily::kFp32 || !FfmaFits(p)) return fastest;
+  for (int tiling = 0; tiling < (int)FfmaTilingNames().size(); tiling++) {
+    const double us = FfmaUs(p, tiling) + (p.sums ? kReduceUs : 0);
+    if (us < fastest.us) fastest = {KernelFamily::kFfma, tiling, 1, us};
   }
   return fastest;
 }
@@ -424,20 +418,17 @@ GemmParams MakeParams(const char* op, const Gemm& p, const TileSize& size, int s
 }
 
 void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream stream) {
+  if (config.family == KernelFamily::kFfma) return RunFfma(op, p, config.tiling, stream);
   const int64_t k_slice = KSlice(p.k, config.splits);
   if (k_slice > 0) config.splits = (int)CeilDiv(p.k, k_slice);
   const int tiling = config.tiling, splits = config.splits;
   GemmParams params = MakeParams(op, p, config);
-  std::optional<FfmaOperands> ffma;
-  if (config.family == KernelFamily::kFfma) ffma.emplace(op, p, tiling, stream);
   const auto launch = [&] {
     constexpr decltype(&LaunchFp32) kLaunch[] = {LaunchFp32,       LaunchTf32,      Launch3xTf32,
                                                  LaunchU8,         LaunchLargeFp32, LaunchLargeTf32,
                                                  LaunchLarge3xTf32};
-    ffma ? ffma->Multiply(op, params, stream)
-         : kLaunch[(int)config.family](op, tiling, params, stream);
+    kLaunch[(int)config.family](op, tiling, params, stream);
   };
-  if (ffma && p.sums) RunOperandSums(op, p, stream);
   if (config.rest > 0) {
     params.tiles -= config.rest;
     launch();
@@ -447,14 +438,13 @@ void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream str
   }
   const bool clusters = ComputeMajor(p.ctx.device_id) >= 9 && splits <= kMaxSplits;
   if (splits == 1 || clusters) return launch();
-  const bool sums = p.sums && !ffma;  // made beside the product, in parts as well
-  const int64_t width = sums ? (p.sums_of_a ? p.m : p.n) : 0;
+  const int64_t width = p.sums ? (p.sums_of_a ? p.m : p.n) : 0;
   const Scratch partial(p.ctx, splits * (p.m * p.n + width) * (int64_t)sizeof(float), stream);
   params.partial = partial.floats();
   params.aligned_out = p.n % 4 == 0;
   launch();
   RunEpilogue(op, p, partial.floats(), splits, stream);
-  if (sums)
+  if (p.sums)
     SumAxis(op, p.ctx, partial.floats() + splits * p.m * p.n, 1, splits, width, 1.f, p.sums,
             stream);
 }
@@ -507,7 +497,7 @@ TileConfig VariantConfig(KernelFamily family, const Gemm& p, int variant) {
   if (tiling < tilings) return {family, tiling, splits, 0};
   const int large = (int)ModelOf(LargeFamily(family)).size();
   if (tiling < tilings + large) return {LargeFamily(family), tiling - tilings, splits, 0};
-  return {KernelFamily::kFfma, tiling - tilings - large, splits, 0};
+  return {KernelFamily::kFfma, variant - (tilings + large) * kSplitsPerTiling, 1, 0};
 }
 
 std::vector<std::string> TiledVariants(KernelFamily family) {
@@ -519,7 +509,8 @@ std::vector<std::string> TiledVariants(KernelFamily family) {
   };
   add(family);
   add(LargeFamily(family));
-  if (family == KernelFamily::kFp32) add(KernelFamily::kFfma);
+  if (family != KernelFamily::kFp32) return names;
+  for (const std::string& name : FfmaTilingNames()) names.push_back(name);
   return names;
 }
 
@@ -527,7 +518,7 @@ bool FitsTiled(KernelFamily family, const Gemm& p, int variant) {
   const int small = (int)ModelOf(family).size() * kSplitsPerTiling;
   if (variant >= small && !HasLargeFamily(family)) return false;
   const TileConfig config = VariantConfig(family, p, variant);
-  if (config.family == KernelFamily::kFfma && !FfmaFits(p)) return false;
+  if (config.family == KernelFamily::kFfma) return FfmaFits(p);
   return FitsSharedMemory(SharedLimit(p.ctx.device_id), ModelOf(config.family)[config.tiling]) &&
          HasNoEmptySplit(p.k, config.splits);
 }

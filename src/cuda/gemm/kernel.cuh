@@ -342,7 +342,7 @@ void LaunchTiles(const char* op, const GemmParams& params, DLStream stream) {
 // Families of kernels, each of one accumulator and its tilings. A tiling index means the same tile
 // size in all that are not large.
 enum class KernelFamily { kFp32, kTf32, k3xTf32, kU8, kLargeFp32, kLargeTf32, kLarge3xTf32, kFfma };
-constexpr int kKernelFamilies = 8;
+constexpr int kTiledFamilies = 7;  // of all but kFfma
 KernelFamily FamilyOf(const Gemm& gemm);
 
 struct TileSize {
@@ -404,20 +404,12 @@ void LaunchTf32(const char* op, int tiling, const GemmParams& params, DLStream s
 void Launch3xTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 void LaunchLargeTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 void LaunchLarge3xTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
-// The family kFfma (ffma.cuh): the operands of a GEMM as its kernel reads them, in scratch where
-// they have to be copied. FfmaPackUs estimates the copies.
-class FfmaOperands {
- public:
-  FfmaOperands(const char* op, const Gemm& gemm, int tiling, DLStream stream);
-  void Multiply(const char* op, const GemmParams& params, DLStream stream) const;
-
- private:
-  const int tiling_;
-  std::unique_ptr<Scratch> packed_a_, packed_b_;
-  CUtensorMap a_, b_;
-};
+// The family kFfma (rungs/ffma.cuh): its tilings, what one would take in microseconds, and a
+// product by it.
+std::vector<std::string> FfmaTilingNames();
 bool FfmaFits(const Gemm& gemm);
-double FfmaPackUs(const Gemm& gemm);
+double FfmaUs(const Gemm& gemm, int tiling);
+void RunFfma(const char* op, const Gemm& gemm, int tiling, DLStream stream);
 // A is uint8 and not transposed.
 void LaunchU8(const char* op, int tiling, const GemmParams& params, DLStream stream);
 

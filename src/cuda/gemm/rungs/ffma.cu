@@ -1,6 +1,9 @@
-// Launches of the GEMM by FFMA and TMA (ffma.cuh), and the copies that it needs: of operands that
-// do not lie (k, mn), or whose rows TMA cannot read, to rows of a multiple of 16 bytes in planned
-// workspace. C overlaps no operand. Memory bandwidth limits the copies.
+// Launches of the GEMM by FFMA and TMA (ffma.cuh): how its tiles are shared, what it costs, the sum
+// of parts of tiles, and the copies that it needs: of operands that do not lie (k, mn), or whose
+// rows TMA cannot read, to rows of a multiple of 16 bytes in planned workspace. C overlaps no
+// operand. Memory bandwidth limits copies and sums.
+#include <optional>
+
 #include "cuda/gemm/rungs/ffma.cuh"
 #include "cuda/instructions/tensor_map.cuh"
 
@@ -47,14 +50,137 @@ __global__ void __launch_bounds__(kThreads)
     if (k < k_valid) to[k * pitch] = tile[k][mn];
 }
 
+// Adds the parts of tiles that blocks shared, and applies the epilogue. Of the sums of a thread of
+// FfmaKernel, four rows by four columns are an item; kParts threads take equal shares of its parts.
+template <class T, int kParts>
+__global__ void __launch_bounds__(kThreads)
+    FfmaSumKernel(const GemmParams params, const FfmaShares shares) {
+  constexpr int kItems = kThreads / kParts, kOfTile = T::kTileM * T::kTileN / 16;
+  constexpr int kQuadsM = T::kThreadM / 4;
+  static_assert(kOfTile % kItems == 0);
+  __shared__ float4 sums[kParts][4][kItems];
+  const Gemm& gemm = params.gemm;
+  const int part = (int)threadIdx.x / kItems, at = (int)threadIdx.x % kItems;
+  GridDependencySynchronize();
+  for (int64_t first = blockIdx.x * (int64_t)kItems; first < (int64_t)shares.split_tiles * kOfTile;
+       first += gridDim.x * (int64_t)kItems) {
+    const int tile = (int)(first / kOfTile), item = (int)(first % kOfTile) + at;
+    const int panel = tile * shares.panels, slot = shares.BlockAt(panel) + tile;
+    const int parts = shares.BlockAt(panel + shares.panels - 1) + tile - slot + 1;
+    if (parts == 1) continue;  // in C already
+    const TileCoord coord = TileCoordOf(params, tile);
+    const int thread = item % T::kThreads, row4 = item / T::kThreads % kQuadsM;
+    const int col4 = item / T::kThreads / kQuadsM, lane = thread % 32;
+    const WarpOrigin warp = FfmaWarpOrigin<T>(thread / 32);
+    const int row0 = coord.row * T::kTileM + warp.row, col0 = coord.col * T::kTileN + warp.col;
+    const bool exists = row0 < gemm.m && col0 < gemm.n;
+    const int share = CeilDiv32(parts, kParts), begin = min(part * share, parts);
+    const int end = exists ? min(begin + share, parts) : begin;
+    const float4* from = shares.parts + (int64_t)(slot + begin) * (kOfTile * 4) +
+                         (col4 * 4 * kQuadsM + row4) * T::kThreads + thread;
+    float4 sum[4] = {};  // of a column, its rows in the order of StorePart
+#pragma unroll 4
+    for (int k = begin; k < end; k++, from += kOfTile * 4) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) sum[j] = Sum(sum[j], from[j * kQuadsM * T::kThreads]);
+    }
+    if constexpr (kParts > 1) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) sums[part][j][at] = sum[j];
+      __syncthreads();
+#pragma unroll
+      for (int other = 1; other < kParts; other++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+          if (part == 0) sum[j] = Sum(sum[j], sums[other][j][at]);
+      __syncthreads();
+    }
+    if (part > 0 || !exists) continue;
+    const int row = row0 + (row4 * T::kLanesM + LaneRow<T>(lane)) * 4;
+    const int col = col0 + (col4 * T::kLanesN + LaneCol<T>(lane)) * 4;
+    const float4 bias = ReadBias(gemm, col, params.aligned_out);
+    Quad quads[4] = {{row, col, {sum[0].y, sum[1].y, sum[2].y, sum[3].y}, {}},
+                     {row + 1, col, {sum[0].x, sum[1].x, sum[2].x, sum[3].x}, {}},
+                     {row + 2, col, {sum[0].w, sum[1].w, sum[2].w, sum[3].w}, {}},
+                     {row + 3, col, {sum[0].z, sum[1].z, sum[2].z, sum[3].z}, {}}};
+#pragma unroll
+    for (Quad& quad : quads) ReadSide(gemm, params.aligned_out, quad);
+#pragma unroll
+    for (Quad& quad : quads) WriteQuad(gemm, params.aligned_out, bias, quad);
+  }
+}
+
 bool IsPacked(const Operand& x) { return x.of_mn != 1 || x.of_k % 4 || !Aligned16(x.data); }
 
-// Whether the kernel reads an A that lies along K, in rows of whole quads, as it is. It is then 8 %
-// slower, which an A of few columns of C is worth: a copy costs as much as some 700 of them.
-bool IsReadAlongK(const Gemm& p) {
-  constexpr int64_t kMostColumns = 512;
-  const Operand a = OperandA(p);
-  return p.n <= kMostColumns && a.of_k == 1 && a.of_mn % 4 == 0 && Aligned16(a.data);
+// Whether the kernel transposes an operand that lies along K: in rows that TMA can read, and in
+// tiles that leave registers and memory for it. The product is then 3 % slower, which an operand
+// of few rows or columns of C is worth: a copy costs as much as some 1,500 of them.
+template <class T>
+bool IsTransposed(const Operand& x, int64_t uses) {
+  constexpr int64_t kMostUses = 1500;
+  return T::kResident == 1 && uses <= kMostUses && x.of_k == 1 && x.of_mn % 4 == 0 &&
+         Aligned16(x.data);
+}
+
+// An operand as the kernel reads it, in scratch where it has to be copied.
+template <class T>
+class FfmaOperand {
+ public:
+  FfmaOperand(const char* op, const Gemm& p, Operand x, int64_t extent, int64_t uses, int box,
+              DLStream stream)
+      : transposed(IsTransposed<T>(x, uses)) {
+    if (transposed) {
+      map = BoxMap(op, DL_FLOAT32, x.data, p.k, extent, x.of_mn, 1, box, false);
+      return;
+    }
+    if (IsPacked(x)) {
+      const int64_t pitch = CeilDiv(extent, 4) * 4;
+      packed_.emplace(p.ctx, pitch * p.k * (int64_t)sizeof(float), stream);
+      const int64_t tiles = CeilDiv(extent, kPackMn) * CeilDiv(p.k, kPackK);
+      const bool in_quads = x.of_k == 1 && x.of_mn % 4 == 0 && Aligned16(x.data);
+      Launch(op, in_quads ? PackKernel<true> : PackKernel<false>, (unsigned)tiles, kThreads, 0,
+             stream, x, extent, p.k, pitch, packed_->floats());
+      x = {packed_->floats(), 1, pitch};
+    }
+    map = PlainMap(op, x.data, extent, p.k, x.of_k, box, T::kTileK);
+  }
+
+  const bool transposed;
+  CUtensorMap map;
+
+ private:
+  std::optional<Scratch> packed_;
+};
+
+// Cost of a tiling, measured on an H200: of a launch, of a panel on each of the blocks that run
+// together, of what a tile costs besides; and of adding parts, a launch and bytes a microsecond.
+struct FfmaCost {
+  const char* name;
+  double us, panel_us, tile_us;
+};
+constexpr FfmaCost kCosts[] = {{"128x128 TMA", 4, 5.05, 3}, {"256x128 TMA", 4, 4.95, 3}};
+constexpr double kSumUs = 3.5, kPartNbytesUs = 4e6;
+constexpr double kTransposedTileUs = 5.5;  // what a tile costs besides, where panels are transposed
+
+// Tiles that would not fill a wave of blocks are shared by all, where each then has a few panels.
+template <class T>
+FfmaShares SharesOf(const Gemm& p) {
+  constexpr int64_t kLeastPanels = 2;
+  const int64_t blocks = (int64_t)Multiprocessors(p.ctx.device_id) * T::kResident;
+  const int64_t panels = CeilDiv(p.k, T::kTileK);
+  const int64_t tiles = CeilDiv(p.m, T::kTileM) * CeilDiv(p.n, T::kTileN), left = tiles % blocks;
+  const bool split = left * panels >= blocks * kLeastPanels && left * panels < INT32_MAX;
+  return {(int)panels,
+          (int)tiles,
+          split ? (int)left : 0,
+          (int)(split ? blocks : std::min(blocks, tiles)),
+          AlignedOut(p) && p.epilogue.Empty(),
+          nullptr};
+}
+
+// The slots of parts.
+int64_t SlotsOf(const FfmaShares& shares) {
+  return shares.split_tiles ? shares.split_tiles + shares.blocks : 0;
 }
 
 double PackUs(const Operand& x, const Gemm& p, int64_t extent) {
@@ -62,42 +188,60 @@ double PackUs(const Operand& x, const Gemm& p, int64_t extent) {
   return IsPacked(x) ? kLaunchUs + 8. * (double)extent * (double)p.k / kNbytesUs : 0;
 }
 
-}  // namespace
-
-FfmaOperands::FfmaOperands(const char* op, const Gemm& p, int tiling, DLStream stream)
-    : tiling_(tiling) {
-  const auto map_of = [&](Operand x, int64_t extent, int box, int depth,
-                          std::unique_ptr<Scratch>& copy) {
-    if (IsPacked(x)) {
-      const int64_t pitch = CeilDiv(extent, 4) * 4;
-      copy = std::make_unique<Scratch>(p.ctx, pitch * p.k * (int64_t)sizeof(float), stream);
-      const int64_t tiles = CeilDiv(extent, kPackMn) * CeilDiv(p.k, kPackK);
-      const bool in_quads = x.of_k == 1 && x.of_mn % 4 == 0 && Aligned16(x.data);
-      Launch(op, in_quads ? PackKernel<true> : PackKernel<false>, (unsigned)tiles, kThreads, 0,
-             stream, x, extent, p.k, pitch, copy->floats());
-      x = {copy->floats(), 1, pitch};
-    }
-    return PlainMap(op, x.data, extent, p.k, x.of_k, box, depth);
+template <class T>
+double EstimatedUs(const Gemm& p, const FfmaCost& cost) {
+  const FfmaShares shares = SharesOf<T>(p);
+  const auto pack_us = [&](const Operand& x, int64_t extent, int64_t uses) {
+    return IsTransposed<T>(x, uses) ? 0 : PackUs(x, p, extent);
   };
-  WithTiling<FfmaTilings>(tiling, [&](auto of) {
-    using T = typename decltype(of)::type;
-    if (IsReadAlongK(p))
-      a_ = BoxMap(op, DL_FLOAT32, p.a, p.k, p.m, p.k, 1, T::kTileM, false);
-    else
-      a_ = map_of(OperandA(p), p.m, T::kTileM, T::kTileK, packed_a_);
-    b_ = map_of(OperandB(p), p.n, T::kTileN, T::kTileK, packed_b_);
-  });
+  const bool transposes = IsTransposed<T>(OperandA(p), p.n) || IsTransposed<T>(OperandB(p), p.m);
+  const double tile_us = cost.tile_us + (transposes ? kTransposedTileUs : 0);
+  const double whole = (double)CeilDiv(shares.tiles - shares.split_tiles, shares.blocks);
+  const double shared = (double)shares.split_tiles * shares.panels / shares.blocks;
+  const double part_nbytes = 8. * T::kTileM * T::kTileN * (double)SlotsOf(shares);
+  return cost.us + pack_us(OperandA(p), p.m, p.n) + pack_us(OperandB(p), p.n, p.m) +
+         (whole * shares.panels + shared) * cost.panel_us + whole * tile_us +
+         (shares.split_tiles ? tile_us + kSumUs + part_nbytes / kPartNbytesUs : 0);
 }
 
-void FfmaOperands::Multiply(const char* op, const GemmParams& params, DLStream stream) const {
-  const bool along_k = IsReadAlongK(params.gemm);
-  const int cluster = params.partial ? 1 : params.splits;
-  WithTiling<FfmaTilings>(tiling_, [&](auto of) {
-    using T = typename decltype(of)::type;
-    LaunchClusters(op, along_k ? FfmaKernel<T, true> : FfmaKernel<T, false>,
-                   (unsigned)(params.tiles * params.splits), (unsigned)cluster, T::kThreads,
-                   kFfmaNbytes<T>, params.allow_pdl, stream, a_, b_, params);
-  });
+template <class T>
+void Run(const char* op, const Gemm& p, DLStream stream) {
+  const FfmaOperand<T> a(op, p, OperandA(p), p.m, p.n, T::kTileM, stream);
+  const FfmaOperand<T> b(op, p, OperandB(p), p.n, p.m, T::kTileN, stream);
+  const GemmParams params = MakeParams(op, p, {T::kTileM, T::kTileN}, 1);
+  FfmaShares shares = SharesOf<T>(p);
+  const Scratch parts(p.ctx, SlotsOf(shares) * T::kTileM * T::kTileN * (int64_t)sizeof(float),
+                      stream);
+  shares.parts = (float4*)parts.data();
+  const auto launch = [&](auto along_a, auto along_b) {
+    using Memory = FfmaMemory<T, along_a, along_b>;
+    LaunchClusters(op, FfmaKernel<T, along_a, along_b>, (unsigned)shares.blocks, 1,
+                   Memory::kThreads, Memory::kNbytes, params.allow_pdl, stream, a.map, b.map,
+                   params, shares);
+  };
+  using Yes = std::true_type;
+  using No = std::false_type;
+  if constexpr (T::kResident == 1) {
+    if (a.transposed) b.transposed ? launch(Yes(), Yes()) : launch(Yes(), No());
+    if (!a.transposed && b.transposed) launch(No(), Yes());
+  }
+  if (!a.transposed && !b.transposed) launch(No(), No());
+  const auto sum = [&](auto parts_at_once) {
+    constexpr int kParts = decltype(parts_at_once)::value;
+    const int64_t items = (int64_t)shares.split_tiles * T::kTileM * T::kTileN / 16;
+    LaunchClusters(op, FfmaSumKernel<T, kParts>, Blocks(items * kParts), 1, kThreads, 0,
+                   params.allow_pdl, stream, params, shares);
+  };
+  shares.blocks > 16 * shares.split_tiles ? sum(std::integral_constant<int, 16>())
+                                          : sum(std::integral_constant<int, 1>());
+}
+
+}  // namespace
+
+std::vector<std::string> FfmaTilingNames() {
+  std::vector<std::string> names;
+  for (const FfmaCost& cost : kCosts) names.push_back(cost.name);
+  return names;
 }
 
 bool FfmaFits(const Gemm& p) {
@@ -105,9 +249,17 @@ bool FfmaFits(const Gemm& p) {
   return p.k > 0 && p.m < kMost && p.n < kMost && p.k < kMost && !*WgmmaError(p.ctx.device_id);
 }
 
-double FfmaPackUs(const Gemm& p) {
-  const double of_a = IsReadAlongK(p) ? 0 : PackUs(OperandA(p), p, p.m);
-  return of_a + PackUs(OperandB(p), p, p.n);
+double FfmaUs(const Gemm& p, int tiling) {
+  double us = 0;
+  WithTiling<FfmaTilings>(
+      tiling, [&](auto of) { us = EstimatedUs<typename decltype(of)::type>(p, kCosts[tiling]); });
+  return us;
+}
+
+void RunFfma(const char* op, const Gemm& p, int tiling, DLStream stream) {
+  WithTiling<FfmaTilings>(tiling,
+                          [&](auto of) { Run<typename decltype(of)::type>(op, p, stream); });
+  if (p.sums) RunOperandSums(op, p, stream);
 }
 
 }  // namespace cuda
