@@ -2,12 +2,14 @@
 //
 // The weights are computed anew from the rows' sums of exponentials. One kernel makes dk and dv, a
 // block a tile of keys, over the rows that see them; it computes transposed scores, so that weights
-// and their gradients are operands from registers as they come. Another makes dq, a block a tile of
-// rows. Computing the scores twice, seven products where five would do, spares float32 partial sums
-// of dq in memory and their atomic additions: results are deterministic. In both a thread of a
-// producer warpgroup copies tiles by TMA, a ring of stages ahead of two consumer warpgroups, whose
-// accumulators stay in registers. A first kernel sums dy y over each row. With D the factors of
-// dropout, dv is of weights times D and the weights' gradients are D times dy vᵀ. float32 is
+// and their gradients are operands from registers as they come. With 16 bits and more than 64
+// columns it makes dq too, five products in all: blocks add their parts to float32 sums in memory,
+// in an order of tiles that is fixed, and a last kernel rounds the sums. Otherwise another kernel
+// makes dq, a block a tile of rows, and computes the scores a second time, seven products. Either
+// way results are deterministic. A thread of a producer warpgroup copies tiles by TMA, a ring of
+// stages ahead of two consumer warpgroups, whose accumulators stay in registers; two more of its
+// threads add to dq for the consumers. A first kernel sums dy y over each row. With D the factors
+// of dropout, dv is of weights times D and the weights' gradients are D times dy vᵀ. float32 is
 // multiplied as tf32, with transposed copies of q, dy and k in the workspace where positions are
 // summed over; in the kernel of dq a block's rows are operands in registers up to size 64. What is
 // written overlaps nothing. The tensor cores limit all but short rows, with tf32 also the reads of
@@ -21,12 +23,35 @@ namespace {
 
 using namespace flash;  // NOLINT: this is a part of it
 
+// The order of tiles of keys where their sums of dq have one. Blocks go through waves together, in
+// each through a segment of the tiles of some heads, every one on blocks of its own.
+struct Waves {
+  int tiles, rows;        // of keys, and pairs of tiles of rows, of a head
+  int segment, segments;  // tiles of a segment, and how many a head has
+  int width, heads;       // blocks of a segment, and heads of a wave
+  int samples;
+};
+
+inline Waves WavesOf(int64_t tiles, int64_t rows, int64_t samples, bool causal,
+                     int multiprocessors) {
+  const int64_t segments = CeilDiv(tiles, multiprocessors * (causal ? 2 : 1));
+  const int64_t segment = CeilDiv(tiles, segments);
+  const int64_t width = causal ? CeilDiv(segment, 2) : segment;
+  const int64_t heads = segments > 1 ? 1 : std::min<int64_t>(multiprocessors / width, samples);
+  return {(int)tiles, (int)rows, (int)segment, (int)segments, (int)width, (int)heads, (int)samples};
+}
+
 struct Params : Shape {
   int padded = 0;                                   // rows, up to a multiple of kPadding
   float scale = 0.f;                                // of the scores
   const float *lse = nullptr, *row_sums = nullptr;  // (samples, padded): times log2 e, and of dy y
+  // Where one kernel makes all gradients: its order of tiles, the sums of dq over the keys so far,
+  // as PartOfDq lays them out, and how many tiles of keys are in each of its parts of 64 rows.
+  Waves waves = {};
+  float* dq = nullptr;
+  unsigned* added = nullptr;
 };
-constexpr int kPadding = 128;
+constexpr int kPadding = 128, kRowsOfSum = 64, kPartsOfSum = 2;
 
 // ---- sums of rows ----
 
@@ -36,7 +61,7 @@ template <class E, int kGroup>
 __global__ void __launch_bounds__(kThreads)
     RowSumsKernel(const E* y, const E* dy, const float* lse, AttentionLayout of_y, int count,
                   Divisor padded, Divisor heads, int rows, int size, float* scaled_lse,
-                  float* row_sums) {
+                  float* row_sums, unsigned* added) {
   constexpr int kCount = 16 / (int)sizeof(E);
   struct alignas(16) Vector {
     E x[kCount];
@@ -59,17 +84,21 @@ __global__ void __launch_bounds__(kThreads)
     const float of_row = row < rows ? lse[(int64_t)of_all * rows + row] : -INFINITY;
     scaled_lse[at] = of_row == -INFINITY ? INFINITY : of_row * kLog2E;
     row_sums[at] = sum;
+    constexpr int kOfPart = kRowsOfSum / kPartsOfSum;
+    if (added && at % kOfPart == 0) added[at / kOfPart] = 0;
   }
   TriggerProgrammaticLaunch();
 }
 
 // ---- dk and dv ----
 
+// Of 16 bits and large heads it makes dq too.
 template <class E, int Size>
 struct KeysTiling {
   static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kKeys = kConsumers * 64, kRows = kLarge ? 32 : 64;
+  static constexpr bool kMakesDq = !kTf32<E> && Size > 64;
   static constexpr bool kOverlaps = !kTf32<E> && Size <= 64;  // a block's last product and the next
   static constexpr int kStages = kLarge ? 1 : kOverlaps ? 3 : 2;
   static constexpr int kCopies = kTf32<E> ? kStages : 0;  // transposed
@@ -79,29 +108,52 @@ struct KeysTiling {
   static constexpr int kOfQ = kStagesK * 2 * kTileK;  // in shared memory
   static constexpr int kOfDy = kOfQ + kStages * kTileQ;
   static constexpr int kToCopies = 2 * kStages * kTileQ;  // of q and dy, from these
-  static constexpr int kStaging = kOfQ + 2 * (kStages + kCopies) * kTileQ;
-  static constexpr int kOfLse = kStaging + (kTf32<E> ? 0 : 2 * kTileK);  // and the sums of rows
+  // Two buffers of the scores' gradients, keys by rows, and two of each consumer's part of dq.
+  static constexpr int kOfScores = kOfQ + 2 * (kStages + kCopies) * kTileQ;
+  static constexpr int kTileScores = kMakesDq ? kKeys * kRows * (int)sizeof(E) : 0;
+  static constexpr int kPartOfDq = kMakesDq ? kRows * Size / kConsumers * (int)sizeof(float) : 0;
+  static constexpr int kOfDq = kOfScores + 2 * kTileScores;
+  // Results are staged behind, or where k and v were.
+  static constexpr int kStaging = kOfDq + 2 * kConsumers * kPartOfDq;
+  static constexpr int kOfLse = kStaging + (kTf32<E> || kMakesDq ? 0 : 2 * kTileK);  // and sums
   static constexpr int kRowNbytes = kRows * (int)sizeof(float);
   static constexpr int kNbytes = kAlignment + kOfLse + kStages * 2 * kRowNbytes;
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
   static constexpr int kK = 0, kQ = kStagesK, kDy = kQ + kStages;  // pairs of barriers
   static constexpr int kSummedQ = kDy + kStages, kSummedDy = kSummedQ + kCopies;
   static constexpr int kPairs = kSummedDy + kCopies;
+  static constexpr int kAllPairs = kPairs + (kMakesDq ? 2 * kConsumers : 0);
   static constexpr bool kReadsAhead = kOverlaps;
 };
 
+// A tile of keys and the tiles of rows that it meets in each head: `count` of them, kTogether at a
+// time, from `first` on and, after `turning` times, from `second` on by `step`.
+template <int kRows, int kTogether>
+struct KeyTile {
+  int row, sample, count;
+  int first, turning, second, step;
+  __device__ __forceinline__ int RowAt(int turn) const {
+    const int time = turn / kTogether;
+    const int at = time < turning ? first + time : second + (time - turning) * step;
+    return (at * kTogether + turn % kTogether) * kRows;
+  }
+};
+
 // The tiles of keys of a block; the first keys of a head, which most rows see under a causal mask,
-// come first. begin and end are of the rows that see a tile.
+// come first.
 template <class T, bool kCausal>
 class KeyTiles {
  public:
+  using Tile = KeyTile<T::kRows, 1>;
+
   __device__ __forceinline__ explicit KeyTiles(const Params& params) : params_(params) {}
 
   __device__ __forceinline__ bool Next(Tile& tile) {
     Position at;
     if (!turns_.Next(params_.grid, at)) return false;
     const int key = at.tile * T::kKeys, end = (params_.rows + T::kRows - 1) / T::kRows;
-    tile = {key, at.sample, kCausal ? min(key / T::kRows, end) : 0, end};
+    const int first = kCausal ? min(key / T::kRows, end) : 0;
+    tile = {key, at.sample, end - first, first, end, 0, 0};
     return true;
   }
 
@@ -109,6 +161,77 @@ class KeyTiles {
   const Params& params_;
   Turns<kCausal> turns_;
 };
+
+// The same where tiles add to sums of dq in a fixed order: blocks meet the rows of a head in turns,
+// such that no two meet the same ones at a time if all are equally fast. Without a mask each begins
+// further down and goes around. Under a causal mask a block takes a tile c of the first half and
+// the one as far from the end, the latter first, downwards from the diagonal; then c from the
+// middle down, and from there up to the diagonal. With n tiles of both, of which h are the first
+// half, it is n - 1 - c at the rows n - 1 - c + t at time t, and c at h + (t - c - 1), then at
+// 2 h + c - t: of blocks that meet in the same half, each is elsewhere.
+template <class T, bool kCausal>
+class OrderedKeyTiles {
+ public:
+  static constexpr int kTogether = kPadding / T::kRows;
+  using Tile = KeyTile<T::kRows, kTogether>;
+
+  __device__ __forceinline__ explicit OrderedKeyTiles(const Params& params)
+      : waves_(params.waves) {}
+
+  __device__ __forceinline__ bool Next(Tile& tile) {
+    const int slot = (int)blockIdx.x / waves_.width;
+    const int column = (int)blockIdx.x - slot * waves_.width;
+    while (true) {
+      const bool later = kCausal && turn_ % 2 == 0;
+      const int wave = kCausal ? turn_ / 2 : turn_;
+      turn_++;
+      const int of_wave = wave / waves_.segments;
+      const int sample = of_wave * waves_.heads + slot;
+      if (sample >= waves_.samples) return false;
+      before_ = (wave - of_wave * waves_.segments) * waves_.segment;
+      tiles_ = min(waves_.segment, waves_.tiles - before_);
+      half_ = kCausal ? (tiles_ + 1) / 2 : tiles_;
+      if (column >= half_) continue;
+      number_ = later ? tiles_ - 1 - column : column;
+      if (later && number_ == column) continue;  // the middle one is no pair
+      const int rows = waves_.rows, first = before_ + number_, half = before_ + half_;
+      const int row = first * T::kKeys;
+      if constexpr (!kCausal) {
+        const int at = number_ * rows / tiles_;
+        tile = {row, sample, rows, at, rows - at, 0, 1};
+      } else if (later) {
+        tile = {row, sample, rows - first, first, rows, 0, 0};
+      } else {
+        tile = {row, sample, rows - first, half, max(rows - half, 0), min(half, rows) - 1, -1};
+      }
+      tile.count = max(tile.count, 0) * kTogether;
+      return true;
+    }
+  }
+
+  // How many tiles of keys add to the sums of a row before this one does.
+  __device__ __forceinline__ int Before(int row) const {
+    const int at = row / kPadding;
+    if constexpr (!kCausal) {
+      const int begun =
+          ((at + 1) * tiles_ + waves_.rows - 1) / waves_.rows;  // at this row or above
+      return before_ + begun - 1 - number_ + (number_ < begun ? 0 : tiles_);
+    } else {
+      const int last = min(at - before_, tiles_ - 1);  // that sees the row
+      return before_ + (number_ < half_ ? number_ + max(last + 1 - half_, 0) : last - number_);
+    }
+  }
+
+ private:
+  const Waves& waves_;
+  int turn_ = 0;
+  int before_, tiles_, half_;  // tiles of segments before, of this one and of its first half
+  int number_;                 // of the tile in its segment
+};
+
+template <class T, bool kCausal>
+using KeyTilesOf =
+    std::conditional_t<T::kMakesDq, OrderedKeyTiles<T, kCausal>, KeyTiles<T, kCausal>>;
 
 // The maps of what a block loads: q and dy twice with tf32, transposed where they are summed over.
 struct KeysMaps {
@@ -120,8 +243,8 @@ __device__ __forceinline__ void ProduceForKeys(const KeysMaps& maps, const Param
                                                uint32_t memory, uint32_t barriers) {
   RingPosition<T::kStages> at;
   RingPosition<T::kStagesK> at_k;
-  KeyTiles<T, kCausal> tiles(params);
-  for (Tile tile; tiles.Next(tile); at_k.Advance()) {
+  KeyTilesOf<T, kCausal> tiles(params);
+  for (typename KeyTilesOf<T, kCausal>::Tile tile; tiles.Next(tile); at_k.Advance()) {
     const Head of_keys(tile.sample, params.kv_heads);
     const int pair = T::kK + at_k.stage;
     const uint32_t to = memory + at_k.stage * 2 * T::kTileK;
@@ -134,8 +257,8 @@ __device__ __forceinline__ void ProduceForKeys(const KeysMaps& maps, const Param
     for (int of_group = 0; of_group < group; of_group++) {
       const int sample = tile.sample * group + of_group;
       const Head of_rows(sample, params.heads);
-      for (int block = tile.begin; block < tile.end; block++, at.Advance()) {
-        const int row = block * T::kRows;
+      for (int turn = 0; turn < tile.count; turn++, at.Advance()) {
+        const int row = tile.RowAt(turn);
         const int64_t of_row = (int64_t)sample * params.padded + row;
         const auto begin = [&](int pair, int nbytes) {
           WaitForPhase(Empty(barriers, pair + at.stage), at.parity ^ 1);
@@ -186,27 +309,127 @@ class OfRows {
   float2 read_[kAhead ? kRows / 8 : 1];
 };
 
+// The barrier of both consumers; those of each one are before.
+template <class T>
+constexpr int kBothConsumers = 1 + T::kConsumers;
+
+// A consumer's part of dq, half of its columns for a tile of rows, of all keys of the block.
+template <class E, class T>
+class PartOfDq {
+ public:
+  __device__ __forceinline__ PartOfDq(unsigned char* shared, uint32_t barriers, int consumer)
+      : sums_((float4*)(shared + T::kOfDq + consumer * 2 * T::kPartOfDq)),
+        scores_(SharedAddress(shared) + T::kOfScores),
+        barriers_(barriers),
+        consumer_(consumer) {}
+
+  // Writes this consumer's keys of the scores' gradients, keys by rows.
+  __device__ __forceinline__ void Stage(const uint32_t (&scores)[T::kRows / 16][4]) const {
+    const int key = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16, half = threadIdx.x % 32 / 16;
+    const uint32_t to = Scores() + consumer_ * 64 * 128 + key * 128;
+#pragma unroll
+    for (int step = 0; step < T::kRows / 16; step++)
+      StoreMatrices(to + ((step * 2 + half) ^ key % 8) * 16, scores[step]);
+    LetBulkFollow();
+  }
+
+  // Multiplies the gradients of both consumers with the keys at `k`, and gives the product to the
+  // writer. `multiply` begins a product meanwhile.
+  template <int kLeft, class Multiply>
+  __device__ __forceinline__ void Make(uint32_t k, Multiply&& multiply) {
+    static_assert(T::kConsumers == kPartsOfSum && T::kRows == kRowsOfSum, "the layout of sums");
+    constexpr int kBox = T::kKeys * 128, kColumns = T::kSize / T::kConsumers;
+    Sums<kColumns> dq;
+    SyncThreads(kBothConsumers<T>, T::kConsumers * 128);
+    BeginProducts();
+    const uint64_t of_scores = Descriptor(Scores(), kBox, 1024);
+    const uint64_t of_k = Descriptor(k + consumer_ * kBox, kBox, 1024);
+#pragma unroll
+    for (int step = 0; step < T::kKeys / 16; step++)
+      MultiplyAdd<E, true, true>(dq, Advanced(of_scores, step * 2048), Advanced(of_k, step * 2048),
+                                 step > 0);
+    CloseProducts();
+    multiply();
+    WaitForProducts<kLeft>();
+    const int pair = T::kPairs + consumer_ * 2 + at_.stage;
+    WaitForPhase(Empty(barriers_, pair), at_.parity ^ 1);
+    float4* const to = sums_ + at_.stage * (T::kPartOfDq / 16) + threadIdx.x % 128;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; j++)
+      to[j * 128] = make_float4(dq[j][0], dq[j][1], dq[j][2], dq[j][3]);
+    LetBulkFollow();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) Arrive(Full(barriers_, pair));
+    at_.Advance();
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t Scores() const {
+    return scores_ + at_.stage * T::kTileScores;
+  }
+
+  float4* sums_;
+  uint32_t scores_, barriers_;
+  int consumer_;
+  RingPosition<2> at_;
+};
+
+// Adds a consumer's parts of dq to the sums in memory, each when all tiles of keys before have been
+// added, so that sums are the same every time. A thread does, beside the consumers.
+template <class T, bool kCausal>
+__device__ __forceinline__ void WriteDq(const Params& params, uint32_t memory, uint32_t barriers,
+                                        int consumer) {
+  constexpr int kPart = T::kPartOfDq / (int)sizeof(float);
+  const int group = (int)params.group.value;
+  RingPosition<2> at;
+  KeyTilesOf<T, kCausal> tiles(params);
+  for (typename KeyTilesOf<T, kCausal>::Tile tile; tiles.Next(tile);) {
+    for (int of_group = 0; of_group < group; of_group++) {
+      for (int turn = 0; turn < tile.count; turn++, at.Advance()) {
+        const int row = tile.RowAt(turn), pair = T::kPairs + consumer * 2 + at.stage;
+        const unsigned before = (unsigned)tiles.Before(row);
+        const int sample = tile.sample * group + of_group;
+        const int part = (sample * params.padded + row) / T::kRows * kPartsOfSum + consumer;
+        const uint32_t from = memory + T::kOfDq + (consumer * 2 + at.stage) * T::kPartOfDq;
+        float* const to = params.dq + (int64_t)part * kPart;
+        WaitForPhase(Full(barriers, pair), at.parity);
+        while (LoadAcquire(params.added + part) < before) __nanosleep(32);
+        if (before)
+          AddFloats(to, from, T::kPartOfDq);
+        else
+          StoreBytes(to, from, T::kPartOfDq);
+        CloseStores();
+        WaitForStoresReads();
+        Arrive(Empty(barriers, pair));
+        WaitForStores();
+        CountUp(params.added + part);
+      }
+    }
+  }
+}
+
 template <class E, class T, bool kCausal, bool kDrops>
 __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Result<E>* to_dv,
                                                const Params& params, unsigned char* shared,
                                                uint32_t barriers) {
   const int consumer = Warpgroup(), thread = threadIdx.x % 128, l = threadIdx.x % 32;
   const uint32_t memory = SharedAddress(shared);
-  const uint32_t staging = memory + T::kStaging + consumer * T::kTileK;
   const float scale = params.scale * kLog2E;
   RingPosition<T::kStages> at;
   RingPosition<T::kStagesK> at_k;
   [[maybe_unused]] std::conditional_t<kDrops, Drawn, const Params&> drawn(params);
-  KeyTiles<T, kCausal> tiles(params);
-  for (Tile tile; tiles.Next(tile); at_k.Advance()) {
+  [[maybe_unused]] PartOfDq<E, T> part_of_dq(shared, barriers, consumer);
+  KeyTilesOf<T, kCausal> tiles(params);
+  for (typename KeyTilesOf<T, kCausal>::Tile tile; tiles.Next(tile); at_k.Advance()) {
     const int key = tile.row + consumer * 64 + thread / 32 * 16 + l / 4;
     const int of_warpgroup = at_k.stage * 2 * T::kTileK + consumer * 64 * 128;
     const uint32_t k = memory + of_warpgroup, v = k + T::kTileK;
+    const uint32_t of_block = memory + at_k.stage * 2 * T::kTileK;
     Sums<T::kSize> dk, dv;
     SetZero(dk);
     SetZero(dv);
     WaitForStage(barriers, T::kK, at_k);
-    int block = tile.begin, sample = tile.sample * (int)params.group.value;
+    int next = 0, sample = tile.sample * (int)params.group.value;
     int unreleased = -1;  // the stage of rows that a product still reads
     const auto release_rows = [&](int stage) {
       ReleaseStage(barriers, T::kQ, stage);
@@ -217,15 +440,14 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       if (unreleased >= 0) release_rows(unreleased);
       unreleased = -1;
     };
-    for (int turn = 0; turn < (tile.end - tile.begin) * (int)params.group.value;
-         turn++, at.Advance()) {
+    for (int turn = 0; turn < tile.count * (int)params.group.value; turn++, at.Advance()) {
       const uint32_t q = memory + T::kOfQ + at.stage * T::kTileQ;
       const uint32_t dy = memory + T::kOfDy + at.stage * T::kTileQ;
       const float* lse = (const float*)(shared + T::kOfLse) + at.stage * 2 * T::kRows;
       const float* row_sums = lse + T::kRows;
-      const int row = block * T::kRows;
+      const int row = tile.RowAt(next);
       [[maybe_unused]] const int of_rows = sample;
-      if (++block == tile.end) block = tile.begin, sample++;  // of the next head
+      if (++next == tile.count) next = 0, sample++;  // of the next head
       const auto wait_for_copy = [&](int pair) {
         if constexpr (kTf32<E>) WaitForStage(barriers, pair, at);
       };
@@ -242,6 +464,11 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       if (kCausal && row + T::kRows <= tile.row + consumer * 64) {  // these rows see no key of it
         WaitForStage(barriers, T::kDy, at);
         if constexpr (T::kOverlaps) finish_product();
+        if constexpr (T::kMakesDq) {
+          const uint32_t none[T::kRows / 16][4] = {};
+          part_of_dq.Stage(none);
+          part_of_dq.template Make<0>(of_block, [] {});
+        }
         release_rows(at.stage);
         wait_for_copy(T::kSummedDy);
         wait_for_copy(T::kSummedQ);
@@ -309,8 +536,15 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       Round<E, false>(gradients, of_scores);
       if constexpr (kTf32<E>) release_rows(at.stage);
       wait_for_copy(T::kSummedQ);
-      BeginProducts();
-      BeginProduct<E>(dk, of_scores, q + kToSummed);
+      if constexpr (T::kMakesDq) part_of_dq.Stage(of_scores);
+      const auto multiply = [&] {
+        BeginProducts();
+        BeginProduct<E>(dk, of_scores, q + kToSummed);
+      };
+      if constexpr (T::kMakesDq)
+        part_of_dq.template Make<1>(of_block, multiply);
+      else
+        multiply();
       unreleased = at.stage;
       if constexpr (T::kOverlaps) continue;
       if constexpr (kTf32<E>) unreleased = -1;
@@ -318,7 +552,7 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
       release_copies();
     }
     if constexpr (T::kOverlaps) finish_product();
-    ReleaseStage(barriers, T::kK, at_k.stage);
+    if constexpr (!T::kMakesDq) ReleaseStage(barriers, T::kK, at_k.stage);
 #pragma unroll
     for (int j = 0; j < T::kSize / 8; j++) {
 #pragma unroll
@@ -329,8 +563,15 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
     }
     const int first = tile.row + consumer * 64;
     const Head head(tile.sample, params.kv_heads);
+    const uint32_t staging = (T::kMakesDq ? of_block : memory + T::kStaging) + consumer * T::kTileK;
+    if constexpr (T::kMakesDq) SyncThreads(kBothConsumers<T>, T::kConsumers * 128);  // k is read
     StoreRows<E>(dk, to_dk, staging, first, head, 1 + consumer);
     StoreRows<E>(dv, to_dv, staging + T::kTileK / 2, first, head, 1 + consumer);
+    if constexpr (T::kMakesDq) {
+      if (thread == 0) WaitForStoresReads();
+      SyncThreads(1 + consumer, 128);
+      ReleaseStage(barriers, T::kK, at_k.stage);
+    }
   }
   if (thread == 0) WaitForStores();
 }
@@ -342,17 +583,28 @@ __global__ __launch_bounds__(T::kThreads,
                                                      const __grid_constant__ Result<E> to_dv,
                                                      const Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ __align__(8) uint64_t of_barriers[2 * T::kPairs];
+  __shared__ __align__(8) uint64_t of_barriers[2 * T::kAllPairs];
   unsigned char* shared = DynamicShared<unsigned char>();
   shared += -SharedAddress(shared) & (kAlignment - 1);
   const uint32_t barriers = SharedAddress(of_barriers);
-  if (threadIdx.x == 0) InitBarriers(barriers, T::kPairs, T::kConsumers);
+  if (threadIdx.x == 0) {
+    for (int pair = T::kPairs; pair < T::kAllPairs; pair++) {  // from a consumer to its writer
+      InitBarrier(Full(barriers, pair), 4);
+      InitBarrier(Empty(barriers, pair), 1);
+    }
+    InitBarriers(barriers, T::kPairs, T::kConsumers);
+  }
   __syncthreads();
   GridDependencySynchronize();
   if (threadIdx.x / 128 == T::kConsumers) {
     ReduceRegisters<24>();
     if (threadIdx.x == T::kConsumers * 128)
       ProduceForKeys<E, T, kCausal>(maps, params, SharedAddress(shared), barriers);
+    if constexpr (T::kMakesDq) {
+      const int writer = (int)threadIdx.x / 32 - T::kConsumers * 4 - 1;  // a warp's first thread
+      if (threadIdx.x % 32 == 0 && writer >= 0 && writer < T::kConsumers)
+        WriteDq<T, kCausal>(params, SharedAddress(shared), barriers, writer);
+    }
   } else {
     RaiseRegisters<240>();
     ConsumeForKeys<E, T, kCausal, kDrops>(&to_dk, &to_dv, params, shared, barriers);
@@ -361,14 +613,50 @@ __global__ __launch_bounds__(T::kThreads,
 #endif
 }
 
+__device__ __forceinline__ void Write16(void* to, const uint32_t (&x)[4]) {
+  struct alignas(16) Words {
+    uint32_t x[4];
+  };
+  *(Words*)to = {{x[0], x[1], x[2], x[3]}};
+}
+
+// Rounds the sums of dq to dq, a thread the same eight columns of two rows.
+template <class E, int kSize>
+__global__ void __launch_bounds__(kThreads)
+    RowsOfSumsKernel(const float4* sums, int count, Divisor padded, Divisor heads, int rows,
+                     int size, float scale, AttentionLayout of_q, E* dq) {
+  constexpr int kColumns = kSize / 8, kQuads = kRowsOfSum / 2;
+  GridDependencySynchronize();
+  for (int item = (int)FirstItem(); item < count; item += (int)ItemStep()) {
+    const int column = item % kColumns, quad = item / kColumns % kQuads;
+    const int place = item / (kColumns * kQuads), of_sample = place * kRowsOfSum / padded;
+    const int row = place * kRowsOfSum - of_sample * (int)padded.value + quad / 8 * 16 + quad % 8;
+    if (row >= rows || column * 8 >= size) continue;
+    const float4* from = sums + ((int64_t)place * kColumns + column) * 128 + quad * 4;
+    uint32_t upper[4], lower[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const float4 x = from[k];
+      upper[k] = Packed<E>(x.x * scale, x.y * scale);
+      lower[k] = Packed<E>(x.z * scale, x.w * scale);
+    }
+    const Head head(of_sample, heads);
+    E* const to = dq + of_q.At(head.sample, head.number, row) + column * 8;
+    Write16(to, upper);
+    if (row + 8 < rows) Write16(to + 8 * of_q.position, lower);
+  }
+  TriggerProgrammaticLaunch();
+}
+
 // ---- dq ----
 
+// Of 16 bits with up to 64 columns, and of tf32.
 template <class E, int Size>
 struct RowsTiling {
   static constexpr bool kLarge = kTf32<E> && Size > 64;
   static constexpr int kSize = Size, kConsumers = 2, kThreads = (kConsumers + 1) * 128;
   static constexpr int kRows = kConsumers * 64, kKeys = 64;
-  static constexpr int kStages = kLarge ? 1 : kTf32<E> || Size <= 64 ? 3 : 2;
+  static constexpr int kStages = kLarge ? 1 : 3;
   static constexpr int kCopies = kTf32<E> ? kStages : 0, kStagesQ = kTf32<E> ? 1 : 2;
   static constexpr int kTileQ = kRows * Size * (int)sizeof(E);
   static constexpr int kTileK = kKeys * Size * (int)sizeof(E);
@@ -379,8 +667,8 @@ struct RowsTiling {
   static_assert(kNbytes <= kSharedNbytes, "what a block has");
   static constexpr int kQ = 0, kK = kStagesQ, kV = kK + kStages;  // pairs of barriers
   static constexpr int kSummedK = kV + kStages, kPairs = kSummedK + kCopies;
-  static constexpr bool kReads = kTf32<E> && !kLarge;         // q and dy into registers
-  static constexpr bool kOverlaps = !kTf32<E> && Size <= 64;  // a block's last product and the next
+  static constexpr bool kReads = kTf32<E> && !kLarge;  // q and dy into registers
+  static constexpr bool kOverlaps = !kTf32<E>;         // a block's last product and the next
 };
 
 struct RowsMaps {
@@ -577,19 +865,19 @@ template <class E, int kSize>
 void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& arrays,
                     DLStream stream) {
   using OfKeys = KeysTiling<E, kSize>;
-  using OfRows = RowsTiling<E, kSize>;
   const int64_t samples = p.batch * p.heads, kv_samples = p.batch * p.kv_heads;
   const int64_t padded = CeilDiv(p.rows, kPadding) * kPadding;
-  const int64_t row_tiles = CeilDiv(p.rows, OfRows::kRows);
   const int64_t key_tiles = CeilDiv(p.columns, OfKeys::kKeys);
   const int multiprocessors = Multiprocessors(p.ctx.device_id);
-  Scratch sums(p.ctx, 2 * samples * padded * (int64_t)sizeof(float), stream);
-  float *scaled_lse = (float*)sums.data(), *row_sums = scaled_lse + samples * padded;
+  const int64_t places = samples * padded / kRowsOfSum, parts = places * kPartsOfSum;  // of sums
+  Scratch sums(p.ctx, (2 * samples * padded + parts) * (int64_t)sizeof(float), stream);
+  float *scaled_lse = sums.floats(), *row_sums = scaled_lse + samples * padded;
+  unsigned* const added = OfKeys::kMakesDq ? (unsigned*)(row_sums + samples * padded) : nullptr;
   constexpr int kGroup = kSize * (int)sizeof(E) / 16;  // threads of a row
   LaunchClusters(op, RowSumsKernel<E, kGroup>, Blocks(samples * padded * kGroup), 1, kThreads, 0,
                  true, stream, (const E*)arrays.y, (const E*)arrays.dy, arrays.lse, p.of_y,
                  (int)(samples * padded), Divisor(padded), Divisor(p.heads), (int)p.rows,
-                 (int)p.size, scaled_lse, row_sums);
+                 (int)p.size, scaled_lse, row_sums, added);
   const int64_t group = p.heads / p.kv_heads;
   Params params = {Shape(p)};
   params.padded = (int)padded;
@@ -604,25 +892,43 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
                             map(dy, OfKeys::kRows),
                             summed.template NextMap<kSize>(q, OfKeys::kRows),
                             summed.template NextMap<kSize>(dy, OfKeys::kRows)};
-  const RowsMaps of_rows = {map(q, OfRows::kRows), map(k, OfRows::kKeys), map(v, OfRows::kKeys),
-                            map(dy, OfRows::kRows),
-                            summed.template NextMap<kSize>(k, OfRows::kKeys)};
   constexpr int64_t kNbytes = (kTf32<E> ? 4 : 2) * sizeof(E);  // of q and dy, or of k and v
-  params.grid = GridOf(key_tiles, kv_samples, p.causal, kNbytes * p.rows * p.size * group, 1,
-                       multiprocessors);
+  std::optional<Scratch> of_dq;
+  unsigned blocks;
+  if constexpr (OfKeys::kMakesDq) {
+    of_dq.emplace(p.ctx, samples * padded * kSize * (int64_t)sizeof(float), stream);
+    params.dq = of_dq->floats(), params.added = added;
+    params.waves = WavesOf(key_tiles, padded / kPadding, kv_samples, p.causal, multiprocessors);
+    blocks = (unsigned)(params.waves.width * params.waves.heads);
+  } else {
+    params.grid = GridOf(key_tiles, kv_samples, p.causal, kNbytes * p.rows * p.size * group, 1,
+                         multiprocessors);
+    blocks = (unsigned)params.grid.blocks;
+  }
   WithVariant<E>(p, [&](auto causal, auto drops) {
-    LaunchClusters(op, FlashKeysKernel<E, OfKeys, causal.value, drops.value>,
-                   (unsigned)params.grid.blocks, 1, OfKeys::kThreads, OfKeys::kNbytes, true, stream,
-                   of_keys, ResultOf<E>(op, p, KeysOf(p, p.of_k, arrays.dk)),
+    LaunchClusters(op, FlashKeysKernel<E, OfKeys, causal.value, drops.value>, blocks, 1,
+                   OfKeys::kThreads, OfKeys::kNbytes, true, stream, of_keys,
+                   ResultOf<E>(op, p, KeysOf(p, p.of_k, arrays.dk)),
                    ResultOf<E>(op, p, KeysOf(p, p.of_v, arrays.dv)), params);
   });
-  params.grid =
-      GridOf(row_tiles, samples, p.causal, kNbytes * p.columns * p.size, group, multiprocessors);
-  WithVariant<E>(p, [&](auto causal, auto drops) {
-    LaunchClusters(op, FlashRowsKernel<E, OfRows, causal.value, drops.value>,
-                   (unsigned)params.grid.blocks, 1, OfRows::kThreads, OfRows::kNbytes, true, stream,
-                   of_rows, ResultOf<E>(op, p, RowsOf(p, p.of_q, arrays.dq)), params);
-  });
+  if constexpr (OfKeys::kMakesDq) {
+    const int64_t items = places * kRowsOfSum / 2 * (kSize / 8);
+    LaunchClusters(op, RowsOfSumsKernel<E, kSize>, Blocks(items), 1, kThreads, 0, true, stream,
+                   (const float4*)params.dq, (int)items, Divisor(padded), Divisor(p.heads),
+                   (int)p.rows, (int)p.size, p.scale, p.of_q, (E*)arrays.dq);
+  } else {
+    using OfRows = RowsTiling<E, kSize>;
+    const RowsMaps of_rows = {map(q, OfRows::kRows), map(k, OfRows::kKeys), map(v, OfRows::kKeys),
+                              map(dy, OfRows::kRows),
+                              summed.template NextMap<kSize>(k, OfRows::kKeys)};
+    params.grid = GridOf(CeilDiv(p.rows, OfRows::kRows), samples, p.causal,
+                         kNbytes * p.columns * p.size, group, multiprocessors);
+    WithVariant<E>(p, [&](auto causal, auto drops) {
+      LaunchClusters(op, FlashRowsKernel<E, OfRows, causal.value, drops.value>,
+                     (unsigned)params.grid.blocks, 1, OfRows::kThreads, OfRows::kNbytes, true,
+                     stream, of_rows, ResultOf<E>(op, p, RowsOf(p, p.of_q, arrays.dq)), params);
+    });
+  }
 }
 
 template <class E>

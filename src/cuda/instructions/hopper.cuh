@@ -174,6 +174,19 @@ __device__ __forceinline__ void StoreBox(const CUtensorMap* map, uint32_t from, 
       "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
+// Stores bytes that lie in a row, or adds floats to those in memory; as LoadBytes.
+__device__ __forceinline__ void StoreBytes(void* to, uint32_t from, uint32_t nbytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "r"(from), "r"(nbytes)
+               : "memory");
+}
+__device__ __forceinline__ void AddFloats(float* to, uint32_t from, uint32_t nbytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "r"(from), "r"(nbytes)
+               : "memory");
+}
 // Closes this thread's group of stores. One wait is for the reads of shared memory of all but the
 // last kLeft groups, the other for the stores themselves.
 __device__ __forceinline__ void CloseStores() {

@@ -113,6 +113,15 @@ void StoreBox(const CUtensorMap* map, uint32_t from, int x, int y, int z, int w 
 inline void StorePixels(const CUtensorMap* map, uint32_t from, int c, int w, int h, int n) {
   StoreBox(map, from, c, w, h, n);
 }
+inline void StoreBytes(void* to, uint32_t from, uint32_t nbytes) {
+  emulator::Begin(emulator::Unit::kStores, [=] { memcpy(to, emulator::SharedAt(from), nbytes); });
+}
+inline void AddFloats(float* to, uint32_t from, uint32_t nbytes) {
+  emulator::Begin(emulator::Unit::kStores, [=] {
+    const float* const added = (const float*)emulator::SharedAt(from);
+    for (uint32_t k = 0; k < nbytes / sizeof(float); k++) to[k] += added[k];
+  });
+}
 inline void CloseStores() { emulator::CloseGroup(emulator::Unit::kStores); }
 template <int kLeft = 0>
 void WaitForStoresReads() {
