@@ -207,6 +207,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeClusterDimension,
   cudaLaunchAttributeProgrammaticStreamSerialization,
+  cudaLaunchAttributeCooperative,  // as all grids are here
 };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
@@ -215,6 +216,7 @@ struct cudaLaunchAttribute {
       unsigned x, y, z;
     } clusterDim;
     int programmaticStreamSerializationAllowed;
+    int cooperative;
   } val;
 };
 struct cudaLaunchConfig_t {

@@ -16,6 +16,7 @@
 // shared memory.
 #include "cuda/attention/flash_tile.cuh"
 #include "cuda/reduce/group.cuh"
+#include "cuda/runtime/launch_together.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -906,10 +907,15 @@ void LaunchBackward(const char* op, const FlashProblem& p, const FlashBackward& 
     blocks = (unsigned)params.grid.blocks;
   }
   WithVariant<E>(p, [&](auto causal, auto drops) {
-    LaunchClusters(op, FlashKeysKernel<E, OfKeys, causal.value, drops.value>, blocks, 1,
-                   OfKeys::kThreads, OfKeys::kNbytes, true, stream, of_keys,
-                   ResultOf<E>(op, p, KeysOf(p, p.of_k, arrays.dk)),
-                   ResultOf<E>(op, p, KeysOf(p, p.of_v, arrays.dv)), params);
+    const auto kernel = FlashKeysKernel<E, OfKeys, causal.value, drops.value>;
+    const Result<E> to_dk = ResultOf<E>(op, p, KeysOf(p, p.of_k, arrays.dk));
+    const Result<E> to_dv = ResultOf<E>(op, p, KeysOf(p, p.of_v, arrays.dv));
+    if constexpr (OfKeys::kMakesDq)  // blocks wait for those that add to dq before them
+      LaunchTogether(op, kernel, blocks, OfKeys::kThreads, OfKeys::kNbytes, stream, of_keys, to_dk,
+                     to_dv, params);
+    else
+      LaunchClusters(op, kernel, blocks, 1, OfKeys::kThreads, OfKeys::kNbytes, true, stream,
+                     of_keys, to_dk, to_dv, params);
   });
   if constexpr (OfKeys::kMakesDq) {
     const int64_t items = places * kRowsOfSum / 2 * (kSize / 8);
