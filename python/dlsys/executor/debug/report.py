@@ -181,7 +181,8 @@ def _exchange(plan: Plan, at: int, ms: float | None) -> Exchange:
             after.add(reader)
     beside = sum(x.node not in before and x.node not in after for x in plan.steps)
     size = node.attrs["group"].size
-    given = sum(value.spec.nbytes for value in step.inputs[: node.op.outputs])
+    sent = [step.inputs[k] for k in node.op.gradient_inputs] or step.inputs[: node.op.outputs]
+    given = sum(value.spec.nbytes for value in sent)
     made = sum(value.spec.nbytes for value in step.outputs)
     ring = (size - 1) / size
     factor = {
