@@ -191,7 +191,8 @@ def _exchange(plan: Plan, at: int, ms: float | None) -> Exchange:
         "reduce_scatter": ring,
         "all_to_all": ring,
     }
-    bus = factor.get(node.op.name, size - 1.0 if node.op.writes else 1.0) * max(given, made)
+    kind = "all_reduce" if node.op.gradient_inputs else node.op.name  # which an update makes, too
+    bus = factor.get(kind, size - 1.0 if node.op.writes else 1.0) * max(given, made)
     return Exchange(node.op.name, node.op.outputs, given, bus, beside, len(plan.steps), ms)
 
 
