@@ -35,8 +35,12 @@ bool SharesMemory(const Communicator& group) {
   if (group.size == 1) return true;
   void* memory = nullptr;
   ncclWindow_t window = nullptr;
+  ncclDevCommRequirements barrier = {};
+  barrier.lsaBarrierCount = 1;
+  ncclDevComm made;
   Use("NCCL", group.device);
-  return Api().allocate(&memory, NCCL_WIN_REQUIRED_ALIGNMENT) == ncclSuccess &&
+  return Api().create(group.comm, &barrier, &made) == ncclSuccess &&
+         Api().allocate(&memory, NCCL_WIN_REQUIRED_ALIGNMENT) == ncclSuccess &&
          Api().share(group.comm, memory, NCCL_WIN_REQUIRED_ALIGNMENT, &window,
                      NCCL_WIN_COLL_SYMMETRIC) == ncclSuccess &&
          window;
