@@ -399,8 +399,9 @@ $(BUILD)/obj/%.cu.o: src/%.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@echo "compiling $< for $(ARCH_TEXT)"
 	$(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NCCL_FLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
 
-# Kernels that sum over ranks (src/cuda/collective/rank_sums.cuh) need NCCL's headers.
-OVER_RANKS := $(addprefix $(BUILD)/obj/cuda/,collective/rank_sums.cu.o gemm/weight_update.cu.o)
+# Kernels that sum over ranks (src/cuda/collective/device_api.cuh) need NCCL's headers.
+OVER_RANKS := $(addprefix $(BUILD)/obj/cuda/,collective/device_api.cu.o collective/rank_sums.cu.o \
+    collective/window.cu.o gemm/weight_update.cu.o optim/all_reduce_update.cu.o)
 $(OVER_RANKS): $(BUILD)/obj/nccl.flags
 $(OVER_RANKS): private NCCL_FLAGS = $(if $(NCCL_INCLUDE),-isystem $(call quoted,$(NCCL_INCLUDE)))
 

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,16 @@ def tell(world: dist.Group, **found: Any) -> None:
 
 def timed(world: dist.Group, queue: Callable[[int], Any], rounds: int) -> float:
     """Milliseconds of one of n queued runs, the median of rounds that all ranks begin together."""
+    return timed_in_turn(world, [queue], rounds)[0]
+
+
+def timed_in_turn(
+    world: dist.Group, queues: Sequence[Callable[[int], Any]], rounds: int
+) -> list[float]:
+    """The same of several, whose rounds alternate."""
     ctx = gpu(world.local_rank)
 
-    def seconds(n: int) -> float:
+    def seconds(queue: Callable[[int], Any], n: int) -> float:
         world.barrier()
         synchronize(ctx)
         start = time.perf_counter()
@@ -57,10 +64,13 @@ def timed(world: dist.Group, queue: Callable[[int], Any], rounds: int) -> float:
         synchronize(ctx)
         return time.perf_counter() - start
 
-    seconds(WARM_RUNS)
-    each = float(world.all_reduce(np.array([seconds(WARM_RUNS)]), "max")[0]) / WARM_RUNS
-    n = max(10, min(2000, int(ROUND_S / each)))
-    return statistics.median(seconds(n) for _ in range(rounds)) / n * 1e3
+    counts = []
+    for queue in queues:
+        seconds(queue, WARM_RUNS)
+        each = float(world.all_reduce(np.array([seconds(queue, WARM_RUNS)]), "max")[0]) / WARM_RUNS
+        counts.append(max(10, min(2000, int(ROUND_S / each))))
+    found = [[seconds(queue, n) / n for queue, n in zip(queues, counts)] for _ in range(rounds)]
+    return [statistics.median(column) * 1e3 for column in zip(*found)]
 
 
 def bandwidths(world: dist.Group, rounds: int) -> None:
@@ -89,19 +99,29 @@ def bandwidths(world: dist.Group, rounds: int) -> None:
 
 
 def step(world: dist.Group, work: str, rounds: int) -> None:
-    """A training step of one of the works."""
+    """A training step of one of the works. Of several ranks in turn with that of each for itself,
+    all at the same time, whose mean over ranks is told too: GPUs differ by some percent.
+    """
     executor, feeds = made(world, work)
-    executor.run(feeds)
-    ms = timed(world, queue_of(executor, feeds), rounds)
+    steps = [(executor, feeds)]
+    if world.size > 1:
+        steps.append(made(world, work, together=False))
+    for each, values in steps:
+        each.run(values)
+    ms, *alone = timed_in_turn(world, [queue_of(*step) for step in steps], rounds)
+    mean = {"alone_ms": round(float(world.all_reduce(alone[0], "mean")), 4)} if alone else {}
     (plan,) = executor.report().plans
     tell(
-        world, work=work, precision=executor.precision, ms=round(ms, 4),
-        exchanged=[exchange.nbytes for exchange in plan.exchanged], launches=plan.launches,
+        world, work=work, precision=executor.precision, ms=round(ms, 4), **mean,
+        exchanged=[exchange.nbytes for exchange in plan.exchanged],
+        exchanges=[exchange.name for exchange in plan.exchanged], launches=plan.launches,
     )  # fmt: skip
 
 
-def made(world: dist.Group, work: str) -> tuple[ad.Executor, dict[ad.Node, Any]]:
-    """The executor of a work's training step, and its feeds."""
+def made(
+    world: dist.Group, work: str, together: bool = True
+) -> tuple[ad.Executor, dict[ad.Node, Any]]:
+    """The executor of a work's training step, of all ranks or of each for itself, and its feeds."""
     ctx = gpu(world.local_rank)
     rng = np.random.default_rng(world.rank)
     if work in ("gpt2", "resnet50"):
@@ -111,7 +131,7 @@ def made(world: dist.Group, work: str) -> tuple[ad.Executor, dict[ad.Node, Any]]
     else:
         precision = "fp32"
         loss, update, values = small(work, rng)
-    group = world if world.size > 1 else None
+    group = world if world.size > 1 and together else None
     executor = ad.Executor([loss, update], ctx, precision, group=group)
     return executor, {node: ndarray.array(value, ctx) for node, value in values.items()}
 

@@ -2,13 +2,14 @@
 
     python benchmarks dist [--gpus 2 4] [--works mlp,lenet-1000,gpt2] [--peers 0] [--prepare]
 
+GPUs are 2, 4 and 8 at a time, as far as the machine has them, beside 1.
 Each side is started as one rank a GPU (dist_dlsys.py by `python -m dlsys.dist launch`,
 dist_torch.py by torchrun, its DistributedDataParallel), with the same batch a GPU for any number of
 them, on data of the device. PyTorch's steps are compiled, and these captured as CUDA graphs, of
 which the quicker counts. Most of the call is compilation, which `--prepare` makes ahead, all starts
 at once: PyTorch keeps it in the folder for temporary files. Leaves results/dist.json: the bus
-bandwidth of all_reduce, milliseconds a step and its efficiency, time at 1 GPU over that at n, and
-how much of the communication lies beside other kernels in a trace.
+bandwidth of all_reduce, milliseconds a step, and how much of the communication lies beside other
+kernels in a trace; and prints the efficiency of steps, time at 1 GPU over that at n.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from dlsys.runtime.device import device_count
+from dlsys.runtime.library import DL_GPU
 from shared import measure
+from tables import scale
+from tables.gpu import Results
 
 TRACED = ("trace-mlp", "trace-lenet-1000", "trace-gpt2")
 WORKS = ("allreduce", "mlp", "lenet-1000", "resnet50", "gpt2", *TRACED)
@@ -55,7 +60,9 @@ def lines_of(side: str, gpus: int, works: str, rounds: int) -> Iterator[dict[str
 
 def main() -> int:
     parser = measure.arguments(__doc__)
-    parser.add_argument("--gpus", type=int, nargs="+", default=[2], help="beside 1")
+    visible = device_count(DL_GPU)
+    several = [n for n in (2, 4, 8) if n <= visible]
+    parser.add_argument("--gpus", type=int, nargs="+", default=several, help="beside 1")
     parser.add_argument("--works", default=",".join(WORKS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", type=int, default=1, help="0: only ours")
@@ -74,4 +81,5 @@ def main() -> int:
                 print(json.dumps(line), flush=True)
                 path = measure.save("dist", options, {"steps": steps})  # as far as it came
     print(path, file=sys.stderr)
+    print(scale.steps(Results(options.out)))
     return int(any("error" in line for line in steps))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from tables.gpu import Results, rows, source
@@ -16,6 +17,7 @@ NAMES = {
 HOST = 8  # GPUs that NVLink joins
 NETWORK = 50e9  # bytes a second of each GPU between hosts: 400 Gbit/s
 HOP = 5e-6  # seconds between hosts
+BUCKET = 25 << 20  # bytes of a bucket between hosts
 BACKWARD = 2 / 3  # of a step, beside which buckets travel between hosts
 WORLDS = (8, 64, 1024)
 
@@ -28,9 +30,15 @@ class Link:
         self.bandwidth = (t - s) / (t_time - s_time)
         self.latency = max(s_time - s / self.bandwidth, 0.0)
 
-    def seconds(self, nbytes: float, ranks: int) -> float:
-        """A sum of so many bytes: within one host, and then by a tree between hosts."""
+    def seconds(self, nbytes: float, ranks: int, name: str = "all_reduce") -> float:
+        """A sum of so many bytes: within one host, and then by a tree between hosts. An update that
+        makes it reads the other rank's array for nothing, or first sums a share of those of several
+        ranks.
+        """
         near = min(ranks, HOST)
+        if name.startswith("all_reduce_") and ranks <= HOST:
+            share = (near - 1) / near * nbytes if near > 2 else 0.0
+            return self.latency * math.log2(near) + share / self.bandwidth
         time = self.latency * math.log2(near) + 2 * (near - 1) / near * nbytes / self.bandwidth
         hosts = ranks // HOST
         if hosts > 1:  # each GPU of a host takes its eighth part of the bytes to the others
@@ -39,11 +47,15 @@ class Link:
         return time
 
 
-def efficiency(link: Link, step: float, buckets: list[int], ranks: int) -> float:
+def efficiency(link: Link, step: float, buckets: Sequence[tuple[int, str]], ranks: int) -> float:
     """The time at one GPU over that at so many. Within a host all sums are added, behind backward;
     between hosts what does not fit beside it, and at least the largest bucket, as if it came last.
+    buckets: the bytes of each within a host, and what makes its sum.
     """
-    times = [link.seconds(nbytes, ranks) for nbytes in buckets]
+    if ranks > HOST:
+        parts = [(nbytes, at) for nbytes, _ in buckets for at in range(0, nbytes, BUCKET)]
+        buckets = [(min(nbytes - at, BUCKET), "all_reduce") for nbytes, at in parts]
+    times = [link.seconds(nbytes, ranks, name) for nbytes, name in buckets]
     beside = BACKWARD * step if ranks > HOST else 0.0
     return step / (step + max(*times, sum(times) - beside))
 
@@ -89,7 +101,9 @@ def bandwidth(results: Results) -> str:
 
 
 def steps(results: Results) -> str:
-    """Milliseconds a step at 1 GPU and at several, and the efficiency, ours and PyTorch's."""
+    """Milliseconds a step at 1 GPU and at several, and the efficiency, ours and PyTorch's. Ours is
+    also told against the mean of the same GPUs, each alone at the same time.
+    """
     record = results.read("dist")
     found = _found(record)
     worlds, body = _worlds(found), []
@@ -104,9 +118,13 @@ def steps(results: Results) -> str:
                     cells += [f"{together['ms']:.3f}", f"{alone['ms'] / together['ms']:.1%}"]
                 else:
                     cells += ["not run"] * 2
+                if side == "ours":
+                    each = (together or {}).get("alone_ms")
+                    cells.append(f"{each / together['ms']:.1%}" if each else "not run")
         body.append([name, *cells])
     head = ["training step", "1 GPU, ms"]
-    head += [text for gpus in worlds for text in (f"{gpus} GPUs, ms", "efficiency")]
+    beside = "to these, each alone"
+    head += [text for gpus in worlds for text in (f"{gpus} GPUs, ms", "efficiency", beside)]
     head.append("PyTorch DDP, 1")
     head += [text for gpus in worlds for text in (f"{gpus}", "efficiency")]
     return f"{rows(head, body)}\n\n{source(record)}"
@@ -118,17 +136,25 @@ def traces(results: Results) -> str:
     body = [
         [
             NAMES[each["work"].removeprefix("trace-")],
+            each["gpus"],
             f"{each['collectives'] / each['steps']:.0f}",
             each["communication_us"] if each["collectives"] else "in the update",
             each["kernels_us"],
             f"{each['share']:.0%}" if each["collectives"] else "",
         ]
         for each in record["steps"]
-        if each.get("work", "").startswith("trace-") and each["gpus"] == _worlds(_found(record))[0]
+        if each.get("work", "").startswith("trace-")
     ]
     if not body:
         raise KeyError("traces")
-    head = ["training step", "sums", "µs of sums", "µs of other kernels", "of sums beside them"]
+    head = [
+        "training step",
+        "GPUs",
+        "sums",
+        "µs of sums",
+        "µs of other kernels",
+        "of sums beside them",
+    ]
     return f"{rows(head, body)}\n\n{source(record)}"
 
 
@@ -136,8 +162,9 @@ def model(results: Results) -> str:
     """The efficiency that the model says, beside the measured, and that of larger worlds."""
     record = results.read("dist")
     found = _found(record)
-    gpus = _worlds(found)[0]
-    ring, sums = 2 * (gpus - 1) / gpus, _sums(found)
+    worlds, sums = _worlds(found), _sums(found)
+    gpus = worlds[0]
+    ring = 2 * (gpus - 1) / gpus
     points = [
         (ring * (kib << 10), found["ours", work, gpus]["ms"] * 1e-3)
         for kib, work in (sums[0], sums[-1])
@@ -145,14 +172,20 @@ def model(results: Results) -> str:
     link = Link(*points)
     body = []
     for work, name in NAMES.items():
-        alone, together = found.get(("ours", work, 1)), found.get(("ours", work, gpus))
-        if alone and together:
-            step, buckets = alone["ms"] * 1e-3, together["exchanged"]
-            said = [f"{efficiency(link, step, buckets, n):.1%}" for n in (gpus, *WORLDS)]
-            mb = f"{sum(buckets) / 1e6:.1f}"
-            body.append([name, mb, f"{alone['ms'] / together['ms']:.1%}", *said])
-    head = ["training step", "MB reduced", f"{gpus} GPUs, measured", f"{gpus}, model"]
-    head += [f"{n:,}" for n in WORLDS]
+        if any(("ours", work, n) not in found for n in (1, *worlds)):
+            continue
+        alone, *each = (found["ours", work, n] for n in (1, *worlds))
+        step, cells = alone["ms"] * 1e-3, []
+        for n, together in zip(worlds, each):
+            names = together.get("exchanges", ["all_reduce"] * len(together["exchanged"]))
+            buckets = [*zip(together["exchanged"], names)]
+            cells += [f"{alone['ms'] / together['ms']:.1%}", efficiency(link, step, buckets, n)]
+        cells += [efficiency(link, step, buckets, n) for n in WORLDS if n not in worlds]
+        mb = f"{sum(together['exchanged']) / 1e6:.1f}"
+        body.append([name, mb, *(x if isinstance(x, str) else f"{x:.1%}" for x in cells)])
+    head = ["training step", "MB reduced"]
+    head += [text for n in worlds for text in (f"{n} GPUs, measured", f"{n}, model")]
+    head += [f"{n:,}" for n in WORLDS if n not in worlds]
     note = (
         f"Fitted: {link.bandwidth / 1e9:.0f} GB/s and {link.latency * 1e6:.0f} µs a sum within a "
         f"host. {source(record)}"

@@ -49,3 +49,7 @@ DLSYS_API int DLCommunicatorCheck(DLContext ctx, int64_t handle) {
 DLSYS_API int DLCommunicatorSumsInKernels(DLContext ctx, int64_t handle, int32_t* found) {
   return Guard([&] { *(int32_t*)NotNull(found) = Of(ctx).sums_in_kernels(handle); });
 }
+
+DLSYS_API int DLCommunicatorMemory(DLContext ctx, int64_t handle, int64_t nbytes, void** data) {
+  return Guard([&] { *(void**)NotNull(data) = Of(ctx).memory(handle, nbytes); });
+}

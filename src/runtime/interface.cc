@@ -10,6 +10,7 @@
 #include <typeindex>
 
 #include "math/pointwise_vm.h"
+#include "operators/all_reduce_update_args.h"
 #include "operators/conv_geometry.h"
 #include "operators/indexing.h"
 #include "operators/mlp_head.h"
@@ -164,6 +165,7 @@ void AddStructs(Text* text) {
   DLSYS_STRUCT(DLGraphInfo, nodes, kernels, copies, fills);
   DLSYS_STRUCT(DLGraphStreams, stream, waits, nwaits, ready_inputs);
   DLSYS_STRUCT(rule::UpdateOptions, every, clip, l2, decay, constants);
+  DLSYS_STRUCT(AllReduceUpdateOptions, update, ranks, shares);
   DLSYS_STRUCT(WeightUpdateOptions, update, precision, sums, u8, ranks);
   DLSYS_STRUCT(pointwise::Instruction, opcode, destination, operands, unused);
   DLSYS_STRUCT(pointwise::Bytecode, code, immediates);
@@ -190,6 +192,7 @@ void AddFunctions(Text* text) {
   DLSYS_FUNCTION(DLCommunicatorCreate)
   DLSYS_FUNCTION(DLCommunicatorCheck)
   DLSYS_FUNCTION(DLCommunicatorSumsInKernels)
+  DLSYS_FUNCTION(DLCommunicatorMemory)
   DLSYS_FUNCTION(DLMemoryAlloc)
   DLSYS_FUNCTION(DLMemoryFree)
   DLSYS_FUNCTION(DLMemoryTrim)

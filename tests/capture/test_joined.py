@@ -1,4 +1,4 @@
-"""Joined buckets: what a step exchanges lies side by side, and nothing else changes."""
+"""Joined buckets: what a step exchanges lies side by side, and nothing else changes. Windows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import dist, nn, optim
 from dlsys import functional as F
-from dlsys.executor.capture.hazards import lifetimes_of
+from dlsys.executor.capture.hazards import InOrder, lifetimes_of
 from dlsys.executor.plan.arena import ALIGNMENT, aligned
 from dlsys.executor.plan.memory import Plan, Step, Value, make_plan
 from dlsys.executor.plan.schedule import schedule
+from dlsys.fusion.all_reduce_update import all_reduce_update
+from dlsys.fusion.shared.body import close
 from dlsys.graph.node import Node
 from dlsys.ops.leaf import Variable
+from dlsys.ops.optim.apply import UPDATES
 
 
 class Pair(dist.group.Alone):
@@ -94,6 +97,46 @@ class JoinedBuckets(unittest.TestCase):
             for value in (*step.inputs, *step.outputs):
                 end = value.skipped_nbytes + value.spec.nbytes
                 self.assertLessEqual(end, value.buffer.nbytes)
+
+
+class Windows(unittest.TestCase):
+    """Gradients that an update reads on all ranks have memory of their own, step after step."""
+
+    def test_they_are_no_part_of_the_arena(self) -> None:
+        x, rate, group = Variable("x", (5, 3), np.float32), ad.constant(np.float32(0.1)), Pair()
+        weights = [ad.Parameter(np.zeros((5, 3), np.float32), "w") for _ in range(3)]
+        grads = [ad.exp_op(x), ad.log_op(x), ad.sqrt_op(x)]
+        updates = [
+            self.update([weights[0], weights[2]], [grads[0], grads[2]], rate, group),
+            self.update([weights[1]], [grads[1]], rate, group),
+        ]
+        order, values = schedule(updates)
+        apart = 2 * ALIGNMENT
+        for lifetimes in (lifetimes_of(order), InOrder()):
+            plan = make_plan(order, values, lambda step: (), lifetimes=lifetimes)
+            steps = [step for step in plan.steps if step.node.op.communicates]
+            (window,) = (buffer for buffer in plan.buffers if buffer.kind == "window")
+            self.assertIs(window.node, steps[0].node)
+            self.assertEqual((window.nbytes, plan.arena_nbytes), (3 * ALIGNMENT, 0))
+            found = [
+                [step.inputs[k].skipped_nbytes for k in step.node.op.gradient_inputs]
+                for step in steps
+            ]
+            wanted = {2: [0, ALIGNMENT], 1: [0]}[len(found[0])]
+            self.assertEqual(found[0], wanted)
+            self.assertEqual(found[1], [apart] if len(wanted) == 2 else [ALIGNMENT, apart])
+            for step in plan.steps:
+                for value in (*step.inputs, *step.outputs):
+                    self.assertTrue(value.buffer.kind != "arena", value)
+
+    def update(
+        self, weights: list[ad.Parameter], grads: list[Node], rate: Node, group: Pair
+    ) -> Node:
+        op = all_reduce_update(UPDATES["sgd_update"], len(weights))
+        summed = dist.collectives.bucket_op(len(grads))(*grads, group=group)
+        sums = [summed[k] for k in range(len(grads))] if len(grads) > 1 else [summed]
+        node = Node(op, [*weights, *grads, rate], {"body": close(grads, sums), "group": group}, "u")
+        return node[0] if len(weights) > 1 else node
 
 
 if __name__ == "__main__":

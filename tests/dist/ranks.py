@@ -230,6 +230,7 @@ def case_buckets() -> None:
     assert last[0] < len(plan.steps) // 2, "the first bucket leaves before backward ends"
 
 
+@mock.patch.object(world, "sums_in_kernels", False)
 def case_buckets_of_two_dtypes() -> None:
     """Gradients of 16 bits and those of float32, which alternate, have a bucket each."""
     x = ad.Variable("x", (4, 16))
@@ -245,6 +246,7 @@ def case_buckets_of_two_dtypes() -> None:
         assert ends == sorted(ends), "buckets leave in the order in which they are complete"
 
 
+@mock.patch.object(world, "sums_in_kernels", False)
 def case_report() -> None:
     """What a bucket is made of, how much can run beside it, and its speed once it was timed."""
     x = ad.Variable("x", (4, 64))
@@ -293,8 +295,11 @@ def case_sums_in_kernels() -> None:
                 executor.run({x: rng.normal(size=(rows, widths[0])).astype("f")})
             for plan in executor.report().plans:
                 names = [found.name for found in plan.exchanged]
-                wanted = "matmul_" if inside and ON_GPUS else "all_reduce"
-                assert len(names) == 1 and names[0].startswith(wanted), names
+                assert len(names) == 1, names
+                assert (names[0] != "all_reduce") == (inside and ON_GPUS), names
+                assert size > 2 or names[0].startswith(
+                    ("all_reduce", "matmul_")[inside and ON_GPUS]
+                )
         values = np.concatenate([p.asnumpy().ravel() for p in model.parameters()])
         assert len(set(world.all_gather(np.array([zlib.crc32(values)])).ravel())) == 1
         return values
@@ -306,6 +311,54 @@ def case_sums_in_kernels() -> None:
         # Adam takes steps of the rate at the sign of a gradient that only rounding keeps from zero.
         np.testing.assert_allclose(inside, apart, atol=2 * 6 * 1e-3 if adam else 2e-6)
         np.testing.assert_array_equal(inside, trained(widths, batch, True, adam))
+
+
+def case_sums_in_updates() -> None:
+    """On GPUs an update reads the gradients of the other ranks where they lie: what a collective
+    sums, the same bits on all ranks and in repeats, with other shapes in between; with gradients of
+    16 bits beside those of float32, one of them of a table that a product reads too. Each rank sums
+    all, as of two ranks, or a share.
+    """
+    if ON_GPUS and not world.sums_in_kernels:
+        raise unittest.SkipTest("built without NCCL's headers, or the GPUs share no memory")
+    sizes = 500 * 640 + 2 * 640 * 801, 801 + 640  # of matrices and of biases
+
+    def trained(inside: bool, precision: str, maker: Callable[[], Any]) -> list[Arrays]:
+        table = ad.Parameter(np.linspace(-0.1, 0.1, 320_000, dtype="f").reshape(500, 640), "table")
+        layers = nn.Sequential(nn.Linear(640, 801, rng=0), nn.GELU(), nn.Linear(801, 640, rng=1))
+        tokens = ad.Variable("tokens", (None,), np.int64)
+        y = layers(F.embedding(tokens, table)) @ ad.transpose_op(table)
+        loss = F.mean(y * y) + F.mean(y)
+        update = maker().minimize(loss, [table, *layers.parameters()])
+        with mock.patch.object(world, "sums_in_kernels", inside and world.sums_in_kernels):
+            executor = ad.Executor([loss, update], DEVICES[-1], precision, group=world)
+            rng, losses = np.random.default_rng(rank), []
+            for rows in (32, 32, 48, 32, 48, 48):
+                losses.append(float(executor.run({tokens: rng.integers(0, 500, rows)}, True)[0]))
+            for plan in executor.report().plans:
+                names = {found.name.startswith("all_reduce_") for found in plan.exchanged}
+                assert names == {inside and ON_GPUS}, plan.exchanged
+                nbytes = sum(found.nbytes for found in plan.exchanged)
+                assert nbytes == (2 if precision == "bf16" else 4) * sizes[0] + 4 * sizes[1], nbytes
+        values = np.concatenate([p.asnumpy().ravel() for p in (table, *layers.parameters())])
+        assert len(set(world.all_gather(np.array([zlib.crc32(values)])).ravel())) == 1
+        return [np.array(losses), values]
+
+    makers: list[tuple[Callable[[], Any], float]] = [  # and what rounding changes at most
+        (lambda: optim.SGD(0.1, momentum=0.9), 1e-4),  # 3.4e-5, of a loss, between two H200
+        (lambda: optim.Adam(1e-3, weight_decay=0.1), 2 * 6 * 1e-3),  # where a gradient is near zero
+    ]
+    ways = (2, 3) if size == 2 else (3,)
+    for precision, (maker, most) in itertools.product(("fp32", "bf16")[: 1 + ON_GPUS], makers):
+        apart = trained(False, precision, maker)
+        for shares_from in ways:
+            with mock.patch("dlsys.fusion.all_reduce_update.SHARES_FROM", shares_from):
+                inside, again = (trained(True, precision, maker) for _ in range(2))
+            # A collective rounds the sum of two as that of a share is rounded.
+            same = size == 2 and (precision == "fp32" or shares_from == 2)
+            for a, b, c in zip(inside, again, apart):
+                np.testing.assert_array_equal(a, b)
+                np.testing.assert_allclose(a, c, rtol=0, atol=0 if same else most)
 
 
 def case_random_numbers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import subprocess
 import sys
@@ -20,11 +21,13 @@ from dlsys import functional as F
 from dlsys.dist import nccl
 from dlsys.dist.group import Alone
 from dlsys.dist.nccl import NcclGroup
+from dlsys.dtypes import bfloat16
 from dlsys.errors import DeviceError, DlsysError, KernelError
 from dlsys.ndarray import cpu, gpu
 from dlsys.runtime.device import unavailable
 from dlsys.settings import settings
 from support.devices import emulated_gpu, require
+from support.fusion import without
 
 HERE = Path(__file__).resolve().parent
 FLOAT32, FLOAT16, BFLOAT16, UINT8, INT64 = 7, 6, 9, 1, 4  # as in nccl.h
@@ -151,8 +154,8 @@ class StandIn(unittest.TestCase):
             (plan,) = executor.report().plans
             self.assertEqual(len(plan.exchanged), 1)
             self.assertEqual(plan.exchanged[0].nbytes, 4 * (90 * 75 + 75 + 75 * 10))
-        # Where somebody else reads a gradient, or they are many bytes, a collective does it; then
-        # ranks are not told the same.
+        # Where somebody else reads a gradient, a collective does it; then ranks are not told the
+        # same. Where they are many bytes, the update does.
         with mock.patch.object(self.group, "agree") as agree:
             trained(True, fetched=True)
             trained(True)
@@ -162,18 +165,124 @@ class StandIn(unittest.TestCase):
         self.assertEqual(len(self.notes()), 2 * 3)
         few = mock.patch("dlsys.fusion.weight_update.MOST_SENT", -1)
         with few:
-            trained(True)
+            _, executor = trained(True)
+            self.assertEqual(self.exchanged(executor), ["all_reduce_sgd_update"])
+            with without("all_reduce_update"):
+                trained(True)
         self.assertEqual(len(self.notes()), 2)
 
-    def test_a_collective_where_blocks_would_not_run_together(self) -> None:
-        """A kernel that sums over ranks waits for their blocks: a long gradient has too many."""
+    def exchanged(self, executor: ad.Executor) -> list[str]:
+        """The names of what the only plan exchanges."""
+        (plan,) = executor.report().plans
+        return [found.name for found in plan.exchanged]
+
+    def test_no_kernel_of_gradients_where_blocks_would_not_run_together(self) -> None:
+        """One that sums over ranks waits for their blocks: a long gradient has too many."""
         self.group.sums_in_kernels = True
         self.addCleanup(setattr, self.group, "sums_in_kernels", False)
         x, w = ad.Variable("x", (2, 200_000)), ad.Parameter(np.zeros((200_000, 1), np.float32), "w")
         update = optim.SGD(0.1).minimize(F.mean(x @ w), [w])
-        ad.Executor([update], gpu(0), group=self.group).run({x: np.ones((2, 200_000), np.float32)})
-        self.assertIn(f"all_reduce 200000 of {FLOAT32}, {SUM} grouped", self.notes())
+        executor = ad.Executor([update], gpu(0), group=self.group)
+        executor.run({x: np.ones((2, 200_000), np.float32)})
+        self.assertEqual(self.exchanged(executor), ["all_reduce_sgd_update"])
         np.testing.assert_allclose(w.asnumpy(), np.full((200_000, 1), -0.1), rtol=1e-6)
+
+    def test_sums_in_updates(self) -> None:
+        """An update reads the gradients where they lie, which other ranks read too: in captured
+        graphs and without, in one stream and in several, of 16 bits beside those of float32.
+        """
+        rng = np.random.default_rng(0)
+        initial = [
+            rng.normal(0, 0.1, shape).astype("f") for shape in ((90, 64), (64, 51), (51, 64))
+        ]
+        tokens = [rng.integers(0, 90, rows) for rows in (16, 16, 25, 16, 25, 25)]
+
+        def trained(precision: str, maker: Any, **options: Any) -> tuple[list[Any], ad.Executor]:
+            table, w1, w2 = (ad.Parameter(value.copy(), "w") for value in initial)
+            b = ad.Parameter(np.zeros(51, np.float32), "b")
+            x = ad.Variable("x", (None,), np.int64)
+            y = F.gelu(ad.embedding_lookup_op(table, x) @ w1 + b) @ w2 @ ad.transpose_op(table)
+            loss = F.mean(y * y) + F.mean(y)
+            update = maker().minimize(loss, [table, w1, b, w2])
+            executor = ad.Executor([loss, update], gpu(0), precision, group=self.group, **options)
+            losses = [float(executor.run({x: rows}, True)[0]) for rows in tokens]
+            return [*losses, *(p.asnumpy() for p in (table, w1, b, w2))], executor
+
+        self.addCleanup(setattr, self.group, "sums_in_kernels", False)
+        makers = [
+            lambda: optim.Adam(1e-3, weight_decay=0.1),
+            lambda: optim.SGD(0.1, momentum=0.9, clip_value=0.01),
+        ]  # fmt: skip
+        for precision, maker in itertools.product(("fp32", "bf16"), makers):
+            self.group.sums_in_kernels = False
+            wanted, _ = trained(precision, maker)
+            self.assertTrue(self.notes())
+            self.group.sums_in_kernels = True
+            for streams, capture in ((8, True), (1, True), (8, False)):
+                with (
+                    self.subTest(precision, streams=streams, capture=capture),
+                    mock.patch.object(settings, "streams", streams),
+                    mock.patch.object(settings, "capture", capture),
+                ):
+                    got, executor = trained(precision, maker)
+                    self.assertEqual(self.notes(), [], "no collective")
+                    for a, b in zip(got, wanted):
+                        np.testing.assert_array_equal(a, b)
+                    for plan in executor.report().plans:
+                        nbytes = sum(found.nbytes for found in plan.exchanged)
+                        size = 2 if precision == "bf16" else 4
+                        self.assertEqual(nbytes, size * sum(x.size for x in initial) + 4 * 51)
+                        names = {found.name.removesuffix("update") for found in plan.exchanged}
+                        self.assertTrue(names < {"all_reduce_adam_", "all_reduce_sgd_momentum_"})
+
+    def test_sums_of_several_updates(self) -> None:
+        """Groups of Parameters have an update each, which share the sums of a bucket: all of them
+        make these, or none.
+        """
+        self.group.sums_in_kernels = True
+        self.addCleanup(setattr, self.group, "sums_in_kernels", False)
+
+        def trained(fetched: bool) -> tuple[list[Any], list[str]]:
+            x = ad.Variable("x", (8, 30))
+            w, b, v = (ad.Parameter(np.full(s, 0.1, "f"), "w") for s in ((30, 20), (20,), (20, 7)))
+            h = x @ w + b
+            loss = F.mean(F.relu(h) @ v) + F.mean(h * h)
+            groups = [{"params": [w, v], "weight_decay": 0.1}, {"params": [b]}]
+            update = optim.SGD(0.1).minimize(loss, groups)
+            fetches = [loss, update, *(ad.gradients(loss, [b]) if fetched else ())]
+            executor = ad.Executor(fetches, gpu(0), group=self.group)
+            feed = {x: np.linspace(-1, 1, 240, dtype=np.float32).reshape(8, 30)}
+            losses = [float(executor.run(feed, True)[0]) for _ in range(4)]
+            return [*losses, *(p.asnumpy() for p in (w, b, v))], self.exchanged(executor)
+
+        with without("weight_update"):
+            inside, names = trained(fetched=False)
+            self.assertEqual(names, ["all_reduce_sgd_update"] * 2)
+            apart, names = trained(fetched=True)
+            self.assertEqual(names, ["all_reduce"])
+        for a, b in zip(inside, apart):
+            np.testing.assert_array_equal(a, b)
+
+    def test_updates_that_cannot_sum(self) -> None:
+        """Gradients that others read, of Parameters of 16 bits, or of rounds: collectives."""
+        self.group.sums_in_kernels = True
+        self.addCleanup(setattr, self.group, "sums_in_kernels", False)
+
+        def kinds(optimizer: Any, fetched: bool = False, dtype: Any = np.float32) -> list[str]:
+            x, w = ad.Variable("x", (4, 70), dtype), ad.Parameter(np.ones((70, 9)), "w", dtype)
+            loss = F.mean(F.exp(x @ w * 0.01))
+            update = optimizer.minimize(loss, [w])
+            fetches = [update, *(ad.gradients(loss, [w]) if fetched else ())]
+            executor = ad.Executor(fetches, gpu(0), group=self.group)
+            executor.run({x: np.ones((4, 70), np.float32)})
+            return self.exchanged(executor)
+
+        with without("weight_update"):
+            self.assertEqual(kinds(optim.SGD(0.1)), ["all_reduce_sgd_update"])
+            self.assertEqual(kinds(optim.SGD(0.1), fetched=True), ["all_reduce"])
+            self.assertEqual(kinds(optim.SGD(0.1), dtype=bfloat16), ["all_reduce"])
+            self.assertEqual(kinds(optim.SGD(0.1, clip_norm=1.0)), ["all_reduce"])
+            self.assertEqual(kinds(optim.SGD(0.1, accumulate=2)), ["all_reduce"])
 
     def test_means_where_others_read_them_too(self) -> None:
         """The norm that clips reads the mean; an update alone divides the sum itself."""

@@ -29,7 +29,7 @@ from dlsys import data, dist
 from dlsys.dist.launch import main
 from dlsys.errors import CommunicationError, DataError, GraphError, ShapeError
 from support import sample
-from support.devices import not_emulated, slow, together, two_gpus
+from support.devices import four_gpus, not_emulated, slow, together, two_gpus
 
 HERE = Path(__file__).resolve().parent
 RANKS = HERE / "ranks.py"
@@ -42,6 +42,7 @@ needs_mpi = unittest.skipIf(
 )
 # What four ranks do besides: a part of two ranks' cases, since these are the slower ones.
 OF_FOUR = "collectives gradients host_arrays data_parallel shards disagreement fit".split()
+OF_FOUR_GPUS = "collectives data_parallel repeats shards sums_in_kernels sums_in_updates".split()
 CASES = re.findall(r"^def case_(\w+)", RANKS.read_text(), re.M)
 
 
@@ -72,7 +73,7 @@ def outcomes(ranks: int, gpus: bool = False) -> dict[str, str]:
     """What went wrong in each case, "" where nothing did. All run in one start, up to one that ends
     it, as a fault on GPUs does; those behind that one run in another.
     """
-    cases = CASES if ranks == 2 else OF_FOUR
+    cases = CASES if ranks == 2 else OF_FOUR_GPUS if gpus else OF_FOUR
     found: dict[str, str] = {}
     while len(found) < len(cases):
         left = [case for case in cases if case not in found]
@@ -135,6 +136,16 @@ class TwoGpus(Ranks, unittest.TestCase):
     """Each rank has a GPU, and NCCL between them."""
 
     ranks = 2
+    gpus = True
+
+
+@four_gpus
+@not_emulated
+@add_cases(OF_FOUR_GPUS)
+class FourGpus(Ranks, unittest.TestCase):
+    """The same of four: sums of more than two arrays."""
+
+    ranks = 4
     gpus = True
 
 

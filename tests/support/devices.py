@@ -69,6 +69,12 @@ def two_gpus(item: Any) -> Any:
     return unittest.skipIf(_no_second, f"not here: a second GPU; {_no_second}")(noted("gpu")(item))
 
 
+def four_gpus(item: Any) -> Any:
+    """Decorates a test class or method that needs four GPUs."""
+    lacks = unavailable(gpu(3))
+    return unittest.skipIf(lacks, f"not here: four GPUs; {lacks}")(noted("gpu")(item))
+
+
 def emulated_gpu(item: Any) -> Any:
     """Decorates a test class or method that needs the emulated GPU, not any other."""
     return unittest.skipUnless(EMULATED, _small_gpu)(noted("gpu")(item))

@@ -84,6 +84,10 @@ class AllReduceOp(Collective):
             count=Input(None), every=Int(1, low=1), behind=Bool(False),
         )  # fmt: skip
 
+    def of(self, count: int) -> AllReduceOp:
+        """The operator of so many arrays."""
+        return bucket_op(count)
+
     def infer(self, node: Node, *specs: Spec) -> Any:
         for x, spec in zip(node.inputs, specs[: self.outputs]):
             wrong = spec.dtype == np.bool_ or (node.attrs["op"] == "mean" and _integers(spec))

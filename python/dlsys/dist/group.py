@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import CommunicationError
+from ..ndarray import NDArray
+from ..runtime.device import Context
+from .window import window
 
 LINE = " ["  # begins the source line at the end of what a rank tells
 REDUCTIONS = ("sum", "mean", "max", "min")
@@ -80,6 +83,14 @@ class Group(ABC):
     @abstractmethod
     def check(self) -> None:
         """KernelError where the GPUs' library has found a rank or a network to be broken."""
+
+    def window(self, ctx: Context, nbytes: int) -> NDArray:
+        """Memory of a GPU that kernels of all ranks read; the same one for the same size.
+
+        ctx: the GPU. nbytes: its size. DeviceError before `connect`, KernelError where NCCL has no
+        memory left.
+        """
+        return window(ctx, self.handle, nbytes)
 
     # ---- what users call with arrays of the host ----
     def barrier(self) -> None:

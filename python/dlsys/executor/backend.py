@@ -15,7 +15,7 @@ from ..graph.spec import Spec
 from ..runtime.device import Block, Context, unavailable
 from ..runtime.target import NUMPY, Target, target_of
 from ..settings import settings
-from .capture.hazards import lifetimes_of
+from .capture.hazards import InOrder, lifetimes_of
 from .capture.program import CapturingProgram
 from .plan.memory import Lifetimes, Plan, Step
 from .run.native import Program
@@ -104,7 +104,7 @@ class NativeBackend(Backend):
 
     def lifetimes(self, order: Sequence[Node]) -> Lifetimes | None:
         parallel = self.target.capture and settings.capture and settings.streams > 1
-        return lifetimes_of(order) if parallel else None
+        return lifetimes_of(order) if parallel else InOrder()
 
     def _allocated(self, nbytes: int) -> Block:
         return Block(self._ctx, nbytes)

@@ -200,6 +200,10 @@ field UpdateOptions clip float32 8 4
 field UpdateOptions l2 float32 12 4
 field UpdateOptions decay float32 16 4
 field UpdateOptions constants float32*5 20 20
+struct AllReduceUpdateOptions 56
+field AllReduceUpdateOptions update UpdateOptions 0 40
+field AllReduceUpdateOptions ranks int64 40 8
+field AllReduceUpdateOptions shares int32 48 4
 struct WeightUpdateOptions 120
 field WeightUpdateOptions update UpdateOptions 0 40
 field WeightUpdateOptions precision int32 40 4
@@ -248,6 +252,7 @@ function DLCommunicatorId DLContext pointer
 function DLCommunicatorCreate DLContext pointer int32 int32 pointer
 function DLCommunicatorCheck DLContext int64
 function DLCommunicatorSumsInKernels DLContext int64 pointer
+function DLCommunicatorMemory DLContext int64 int64 pointer
 function DLMemoryAlloc DLContext int64 pointer pointer
 function DLMemoryFree DLContext pointer
 function DLMemoryTrim DLContext

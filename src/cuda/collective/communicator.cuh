@@ -22,5 +22,9 @@ const Communicator& CommunicatorOf(const char* op, int64_t handle);
 // memory, and the library is of the version of the headers. Else 0.
 int SumsInKernels(int64_t handle);
 
+// Memory of so many bytes that can be a window (window.cuh), the same for one group and size: it
+// lives as long as the process.
+void* WindowMemory(int64_t handle, int64_t nbytes);
+
 }  // namespace cuda
 }  // namespace dlsys

@@ -282,7 +282,7 @@ void CommunicatorCheck(int64_t handle) {
 }
 
 const CommunicatorsRegistrar registrar({DL_GPU, CommunicatorId, CommunicatorCreate,
-                                        CommunicatorCheck, SumsInKernels});
+                                        CommunicatorCheck, SumsInKernels, WindowMemory});
 
 DLSYS_KERNEL_ANY(cuda, all_reduce, AllReduce);
 DLSYS_KERNEL_ANY(cuda, all_gather, AllGather);

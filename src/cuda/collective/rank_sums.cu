@@ -1,13 +1,11 @@
-// The host's part of sums over ranks within kernels; rank_sums.cuh has the kernels'. NCCL is opened
-// by soname, as in nccl.cu, and used where it is of the minor version of the headers, since what a
-// kernel reads differs between these. The memory that ranks send to is NCCL's, some MB for each
-// shape of a launch, and lives as long as the process.
+// The host's part of sums over ranks within kernels; rank_sums.cuh has the kernels'. The memory
+// that ranks send to is NCCL's, some MB for each shape of a launch, and lives as long as the
+// process.
 #include <map>
 #include <mutex>
 #include <tuple>
 
 #include "cuda/collective/rank_sums.cuh"
-#include "cuda/runtime/dlopen.cuh"
 #include "cuda/runtime/graph.cuh"
 
 namespace dlsys {
@@ -15,54 +13,15 @@ namespace cuda {
 namespace {
 
 #ifdef DLSYS_NCCL_DEVICE
-struct Library {
-  decltype(&ncclGetVersion) version = nullptr;
-  ncclTeam (*team)(ncclComm_t) = nullptr;  // ncclTeamLsa: the ranks that share memory
-  decltype(&ncclLLA2ACalcSlots) slots = nullptr;
-  decltype(&ncclLLA2ACreateRequirement) require = nullptr;
-  decltype(&ncclDevCommCreate) create = nullptr;
-  decltype(&ncclGetErrorString) text = nullptr;
-  std::string error;  // why it cannot be used, or ""
-};
-
-Library Open() {
-  Library nccl;
-  void* library = OpenLibrary({"libnccl.so.2"}, &nccl.error);
-  if (!library) return nccl;
-  Find(library, "ncclGetVersion", &nccl.version, &nccl.error);
-  Find(library, "ncclTeamLsa", &nccl.team, &nccl.error);
-  Find(library, "ncclLLA2ACalcSlots", &nccl.slots, &nccl.error);
-  Find(library, "ncclLLA2ACreateRequirement", &nccl.require, &nccl.error);
-  Find(library, "ncclDevCommCreate", &nccl.create, &nccl.error);
-  Find(library, "ncclGetErrorString", &nccl.text, &nccl.error);
-  int version = 0;
-  const bool known = nccl.error.empty() && nccl.version(&version) == ncclSuccess;
-  if (known &&
-      version / 100 != NCCL_VERSION_CODE / 100)  // structures differ between minor versions
-    nccl.error = "it is not of the version of the headers";
-  return nccl;
-}
-
-const Library& Nccl() {
-  static const Library* const library = new Library(Open());
-  return *library;
-}
-
-void CheckNccl(const char* op, ncclResult_t status) {
-  if (status == ncclSuccess) return;
-  CheckFault(op);
-  Fail("%s: NCCL error %d, %s; NCCL_DEBUG=INFO tells more", op, (int)status, Nccl().text(status));
-}
-
 RankSums Made(const char* op, const Communicator& group, unsigned blocks, int elements) {
   RankSums made = {};
   made.elements = elements;
   ncclDevResourceRequirements memory = {};
-  const int slots = Nccl().slots(group.size * elements, 16);
-  CheckNccl(op, Nccl().require((int)blocks, slots, &made.buffers, &memory));
+  const int slots = Api().slots(group.size * elements, 16);
+  CheckApi(op, Api().require((int)blocks, slots, &made.buffers, &memory));
   ncclDevCommRequirements all = {};
   all.resourceRequirementsList = &memory;
-  CheckNccl(op, Nccl().create(group.comm, &all, &made.comm));
+  CheckApi(op, Api().create(group.comm, &all, &made.comm));
   return made;
 }
 #else
@@ -74,16 +33,6 @@ RankSums Made(const char* op, const Communicator& group, unsigned, int elements)
 #endif
 
 }  // namespace
-
-int SumsInKernels(int64_t handle) {
-  const Communicator& group = CommunicatorOf("NCCL", handle);
-#ifdef DLSYS_NCCL_DEVICE
-  const bool can = Nccl().error.empty() && Nccl().team(group.comm).nRanks == group.size;
-#else
-  const bool can = group.size == 1;
-#endif
-  return can ? Multiprocessors(group.device) : 0;
-}
 
 const RankSums* RankSumsOf(const char* op, int64_t handle, unsigned blocks, int elements) {
   static std::mutex mutex;

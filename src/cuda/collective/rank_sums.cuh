@@ -1,25 +1,14 @@
-// Sums over the ranks of a group in the middle of a kernel, by the device API of NCCL (from 2.28
-// on): each block sends what it has to the block of the same number on every other rank, straight
-// into its GPU's memory, and adds what these send, in the order of ranks, so that all ranks get the
-// same bits. The low-latency protocol has a flag beside each four bytes: no barrier, twice the
-// bytes, which suits some hundred KB. Latency of NVLink limits it there.
+// Sums over the ranks of a group in the middle of a kernel, by NCCL's device API (device_api.cuh):
+// each block sends what it has to the block of the same number on every other rank, straight into
+// its GPU's memory, and adds what these send, in the order of ranks, so that all ranks get the same
+// bits. The low-latency protocol has a flag beside each four bytes: no barrier, twice the bytes,
+// which suits some hundred KB. Latency of NVLink limits it there.
 //
 // A block waits for blocks of other GPUs, so that all blocks of a launch must be resident together,
 // and nothing else that waits for other ranks may run meanwhile. Launches of one shape share the
 // memory that is sent to, so that they must be queued on one stream, or wait for each other.
-//
-// NCCL's headers are needed to build it. Without them, and on the emulated GPU, it is for groups of
-// one rank.
 #pragma once
-#if !defined(DLSYS_EMULATED) && defined(__has_include)
-#if __has_include(<nccl_device.h>)
-#define DLSYS_NCCL_DEVICE
-#include <nccl_device.h>
-#endif
-#endif
-
-#include "cuda/collective/communicator.cuh"
-#include "cuda/runtime/context.cuh"
+#include "cuda/collective/device_api.cuh"
 
 namespace dlsys {
 namespace cuda {

@@ -1,62 +1,15 @@
-// Optimizer steps in place as multi-tensor kernels: one launch updates all parameters, and one
-// makes their copies of 16 bits.
+// Optimizer steps in place as multi-tensor kernels (multi_tensor.cuh): one launch updates all
+// parameters, and one makes their copies of 16 bits.
 //
-// The table of arrays is a by-value kernel parameter, which a captured launch keeps, so nothing is
-// allocated or copied. A block updates one chunk of one array, which it finds by binary search.
 // Rates and counts live in device memory and may change between runs of a captured program. States
 // have the shape of their gradient and are read and written; gradients are only read and overlap no
 // state. Gradients, or they and parameters, may be of 16 bits: slots and arithmetic are float32.
 // Memory bandwidth limits it.
-#include "cuda/pointwise/quad.cuh"
-#include "cuda/runtime/launch.cuh"
-#include "cuda/runtime/lists.cuh"
-#include "operators/optimizer_args.h"
+#include "cuda/optim/multi_tensor.cuh"
 
 namespace dlsys {
 namespace cuda {
 namespace {
-
-constexpr int kChunk = 16 * kThreads;    // elements of a block
-constexpr int kTableNbytes = 30 * 1024;  // a kernel's parameters may take 32,764 bytes
-
-// The arrays of one launch, `kArrays` of each size, as consecutive chunks.
-template <int kArrays, int kCapacity>
-struct Table {
-  void* data[kCapacity][kArrays];
-  int64_t size[kCapacity];
-  unsigned first[kCapacity + 1];  // first chunk of each
-  int count;
-
-  // The array of a chunk, by binary search.
-  __device__ __forceinline__ int Find(unsigned chunk) const {
-    int low = 0, high = count;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      if (first[middle] <= chunk)
-        low = middle;
-      else
-        high = middle;
-    }
-    return low;
-  }
-};
-
-template <int kArrays>
-constexpr int kMostArrays = kTableNbytes / (int)(kArrays * sizeof(void*) + 8 + 4);
-constexpr int kFewArrays = 24;  // copying a table of 30 KB costs the host more than a launch
-
-// A chunk of one array of the table.
-struct Chunk {
-  int array;
-  int64_t begin;
-  int n;
-  template <class Arrays>
-  __device__ __forceinline__ explicit Chunk(const Arrays& table) {
-    array = table.Find(blockIdx.x);
-    begin = (int64_t)(blockIdx.x - table.first[array]) * kChunk;
-    n = (int)min((int64_t)kChunk, table.size[array] - begin);
-  }
-};
 
 // ---- kernels ----
 
@@ -64,69 +17,21 @@ struct Chunk {
 template <class T>
 struct Gradients {
   bool narrow;
-  __device__ __forceinline__ const void* At(const void* g, int64_t i) const {
-    return kIs16Bit<T> && narrow ? (const void*)((const T*)g + i) : (const float*)g + i;
-  }
-  __device__ __forceinline__ float4 Quad(const void* g, int i) const {
-    return kIs16Bit<T> && narrow ? LoadQuad((const T*)g, i) : LoadQuad((const float*)g, i);
-  }
-  __device__ __forceinline__ float One(const void* g, int i) const {
-    return kIs16Bit<T> && narrow ? (float)((const T*)g)[i] : ((const float*)g)[i];
+  struct Part {
+    bool narrow;
+    const void* g;
+    __device__ __forceinline__ uintptr_t address() const { return (uintptr_t)g; }
+    __device__ __forceinline__ float4 Quad(int i) const {
+      return kIs16Bit<T> && narrow ? LoadQuad((const T*)g, i) : LoadQuad((const float*)g, i);
+    }
+    __device__ __forceinline__ float One(int i) const {
+      return kIs16Bit<T> && narrow ? (float)((const T*)g)[i] : ((const float*)g)[i];
+    }
+  };
+  __device__ __forceinline__ Part At(const void* g, int64_t i) const {
+    return {narrow, kIs16Bit<T> && narrow ? (const void*)((const T*)g + i) : (const float*)g + i};
   }
 };
-
-// data[k] = the states of parameter k, which is stored in P, then its gradient.
-template <class T, class P, class Rule, int kCapacity>
-__global__ void UpdateKernel(const __grid_constant__ Table<Rule::kStates + 1, kCapacity> table,
-                             rule::Source source, Gradients<T> gradients) {
-  constexpr int kStates = Rule::kStates;
-  const Chunk chunk(table);
-  GridDependencySynchronize();
-  TriggerProgrammaticLaunch();
-  if (!source.Due(Rule::kEveryRun)) return;
-  __shared__ rule::Step<Rule> shared;
-  if (threadIdx.x == 0) shared = source.Make<Rule>(source.Look());
-  __syncthreads();
-  const rule::Step<Rule> step = shared;
-
-  P* p = (P*)table.data[chunk.array][0] + chunk.begin;
-  float* slots[kStates];  // of the states from 1 on
-  uintptr_t addresses = (uintptr_t)p;
-#pragma unroll
-  for (int j = 1; j < kStates; j++) {
-    slots[j] = (float*)table.data[chunk.array][j] + chunk.begin;
-    addresses |= (uintptr_t)slots[j];
-  }
-  const void* g = gradients.At(table.data[chunk.array][kStates], chunk.begin);
-  const int quads = (addresses | (uintptr_t)g) % 16 == 0 ? chunk.n / 4 : 0;
-  for (int i = threadIdx.x; i < quads; i += kThreads) {
-    float4 at[kStates] = {LoadQuad(p, i)};
-#pragma unroll
-    for (int j = 1; j < kStates; j++) at[j] = LoadQuad(slots[j], i);
-    const float4 grad = gradients.Quad(g, i);
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-      float element[kStates];
-#pragma unroll
-      for (int j = 0; j < kStates; j++) element[j] = (&at[j].x)[c];
-      step(element, (&grad.x)[c]);
-#pragma unroll
-      for (int j = 0; j < kStates; j++) (&at[j].x)[c] = element[j];
-    }
-    StoreQuad(p, i, at[0]);
-#pragma unroll
-    for (int j = 1; j < kStates; j++) StoreQuad(slots[j], i, at[j]);
-  }
-  for (int i = 4 * quads + threadIdx.x; i < chunk.n; i += kThreads) {
-    float at[kStates] = {p[i]};
-#pragma unroll
-    for (int j = 1; j < kStates; j++) at[j] = slots[j][i];
-    step(at, gradients.One(g, i));
-    p[i] = P(at[0]);
-#pragma unroll
-    for (int j = 1; j < kStates; j++) slots[j][i] = at[j];
-  }
-}
 
 // The sum of `value` over the block, in a fixed order.
 __device__ __forceinline__ double BlockSum(double value) {
@@ -195,27 +100,6 @@ __global__ void AdvanceKernel(const __grid_constant__ CounterTable counters, con
 
 // ---- launchers ----
 
-unsigned Chunks(const DLArray* a) { return (unsigned)CeilDiv(Numel(a), kChunk); }
-
-// Fills the table with arrays from index `next` on, whose addresses `fill` writes, and returns the
-// index of the first that did not fit. Arrays without elements, or of another dtype, are skipped.
-template <int kArrays, int kCapacity, class F>
-int64_t Fill(Table<kArrays, kCapacity>* table, const DLArrayList* arrays, int64_t next, int dtype,
-             F&& fill) {
-  table->count = 0;
-  table->first[0] = 0;
-  for (; next < arrays->count && table->count < kCapacity; next++) {
-    const DLArray* a = arrays->arrays[next];
-    const int64_t n = Numel(a);
-    if (n == 0 || a->dtype != dtype) continue;
-    const int k = table->count++;
-    fill(next, table->data[k]);
-    table->size[k] = n;
-    table->first[k + 1] = table->first[k] + Chunks(a);
-  }
-  return next;
-}
-
 template <class T, class P, class Rule, int kCapacity>
 void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source& source,
               DLStream stream) {
@@ -228,8 +112,9 @@ void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source&
       for (int j = 0; j < Rule::kStates; j++) data[j] = states->arrays[j * grads->count + k]->data;
       data[Rule::kStates] = grads->arrays[k]->data;
     });
-    LaunchSmall(Rule::name, UpdateKernel<T, P, Rule, kCapacity>, table.first[table.count], 1,
-                kThreads, 0, pdl, stream, table, source, Gradients<T>{dtype == kDtype<T>});
+    LaunchSmall(Rule::name, UpdateKernel<P, Rule, kCapacity, Gradients<T>>,
+                table.first[table.count], 1, kThreads, 0, pdl, stream, table, source,
+                Gradients<T>{dtype == kDtype<T>});
   }
 }
 

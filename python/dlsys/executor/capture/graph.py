@@ -154,12 +154,13 @@ def streams_of(
     else:
         first = int(bool(inputs.count))
         ops = [step.node.op for _, step in tasks]
-        apart = [k for k, op in enumerate(ops, first) if op.communicates and not op.writes]
+        talk = [k for k, op in enumerate(ops, first) if op.communicates]
+        apart = [k for k in talk if not ops[k - first].writes]
         direct = serialize_large(dependencies(accesses), accesses, apart)
         wait_for_all(direct, [k for k in apart if tasks[k - first][1].node.attrs.get("behind")][:1])
         # What a sum waits for is best the first to go on, so that it is the first to be done.
         touched = [sum(b - a for side in x for a, b in side) for x in accesses] if apart else ()
-        found = assign_streams(chained(direct, apart), settings.streams, apart, touched)
+        found = assign_streams(chained(direct, talk), settings.streams, apart, touched)
         read: list[list[Range]] = [[]] * bool(inputs.count)
         read += [[*map(segment.table.bytes_of, step.inputs)] for segment, step in tasks]
         read += [[]] * bool(outputs.count)
@@ -176,7 +177,9 @@ def _access(segment: Segment, step: Step) -> Access:
 
 def _updated(segment: Segment, step: Step) -> list[Range]:
     op = step.node.op
-    return [segment.table.bytes_of(step.inputs[k]) for k in (*op.writes, *op.zeroed_workspace)]
+    summed = op.gradient_inputs if op.communicates else ()  # in place, over ranks
+    changed = (*op.writes, *op.zeroed_workspace, *summed)
+    return [segment.table.bytes_of(step.inputs[k]) for k in changed]
 
 
 def _streams_struct(streams: GraphStreams) -> tuple[Any, Any]:

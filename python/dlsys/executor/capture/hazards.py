@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ...graph.node import Node
 from ..plan.memory import Buffer, Plan, Step, is_step
-from .joined import join_buckets
+from .joined import join_buckets, share_windows
 
 LARGE = 8 << 20  # bytes from which a kernel fills the chip: a parallel one only slows both
 # Steps of a program whose dependencies are analyzed, which takes as many bits as their square;
@@ -106,11 +106,27 @@ class ParallelLifetimes:
                     buffer.last = step
                     break
         join_buckets(plan)
+        share_windows(plan)
 
 
-def lifetimes_of(order: Iterable[Node], window: int = _WINDOW) -> ParallelLifetimes | None:
-    """The lifetimes of a plan for parallel steps; None for a program that is too long."""
-    return ParallelLifetimes(window) if sum(map(is_step, order)) <= MAX_STEPS else None
+class InOrder:
+    """The lifetimes of a plan whose steps run one after the other."""
+
+    def add(self, step: Step) -> None:
+        """Takes note of nothing."""
+
+    def in_use(self, buffer: Buffer, inputs: Sequence[Buffer]) -> bool:
+        """False: a step that touched a buffer is done."""
+        return False
+
+    def extend(self, plan: Plan) -> None:
+        """Gives gradients that other ranks read the memory that these share."""
+        share_windows(plan)
+
+
+def lifetimes_of(order: Iterable[Node], window: int = _WINDOW) -> ParallelLifetimes | InOrder:
+    """The lifetimes of a plan for parallel steps, if the program is not too long."""
+    return ParallelLifetimes(window) if sum(map(is_step, order)) <= MAX_STEPS else InOrder()
 
 
 def dependencies(accesses: Sequence[Access]) -> list[list[int]]:

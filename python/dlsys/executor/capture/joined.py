@@ -1,12 +1,15 @@
 """Joined buckets: what ranks exchange in one step lies side by side in the arena, inputs and
-results alike, so that the library that moves it gets one array for many.
+results alike, so that the library that moves it gets one array for many. And windows: what kernels
+of other ranks read lies side by side in memory that they share.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
+from ...graph.node import Node
 from ..plan.arena import aligned
 from ..plan.memory import Buffer, Plan, Value
 
@@ -28,9 +31,30 @@ def join_buckets(plan: Plan) -> None:
         whole = all(_fills(value) for side in sides for value in side)
         if whole and len({*buffers}) == 2 * count and moved.keys().isdisjoint(buffers):
             for side in sides:
-                moved |= _joined(side)
+                moved |= _joined([value.buffer for value in side], "arena", side[0].node)
             step.node.attrs = {**step.node.attrs, "joined": True}
             step.arguments = None
+    if moved:
+        _repoint(plan, moved)
+
+
+def share_windows(plan: Plan) -> None:
+    """Replaces the buffers of gradients that an update reads on all ranks by one for each group,
+    which is not of the arena: its `node` is an update that reads them. For a plan whose buffers
+    have no offsets yet.
+    """
+    found: dict[Any, tuple[Node, dict[Buffer, None]]] = {}
+    for step in plan.steps:
+        node = step.node
+        if node.op.communicates and node.op.gradient_inputs:
+            buffers = [step.inputs[k].buffer for k in node.op.gradient_inputs]
+            _, shared = found.setdefault(node.attrs["group"], (node, {}))
+            shared.update(dict.fromkeys(x for x in buffers if x.kind == "arena" and x.nbytes))
+            step.arguments = None
+    moved: _Moved = {}
+    for node, shared in found.values():
+        if shared:
+            moved |= _joined([*shared], "window", node)
     if moved:
         _repoint(plan, moved)
 
@@ -40,11 +64,10 @@ def _fills(value: Value) -> bool:
     return buffer.kind == "arena" and not value.offset and value.spec.nbytes == buffer.nbytes > 0
 
 
-def _joined(side: Sequence[Value]) -> _Moved:
-    buffers = [value.buffer for value in side]
+def _joined(buffers: Sequence[Buffer], kind: str, node: Node) -> _Moved:
     places = [0, *itertools.accumulate(aligned(buffer.nbytes) for buffer in buffers)]
     first, last = min(b.first for b in buffers), max(b.last for b in buffers)
-    joint = Buffer("arena", places[-1], first, last, side[0].node)
+    joint = Buffer(kind, places[-1], first, last, node)
     joint.unshared = sum(buffer.unshared for buffer in buffers)
     return {buffer: (joint, place) for buffer, place in zip(buffers, places)}
 

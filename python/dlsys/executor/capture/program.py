@@ -50,6 +50,12 @@ class CapturingProgram(Program):
     def bind(self, arena: Block) -> None:
         """Takes an arena of at least `arena_nbytes` bytes; every later run uses it."""
         super().bind(arena)
+        for buffer in self.plan.buffers:
+            if buffer.kind == "window":  # what other ranks read
+                held = buffer.node.attrs["group"].window(self._ctx, buffer.nbytes)
+                self._fixed[buffer] = held
+                self._blocks.append(held.block)
+                self.table.place(buffer, held.data_address)
         self.captured.clear()  # they hold the addresses of before
         self.unrolled_graphs: dict[int, UnrolledGraph] = {}  # by their number of runs
         self._alternating: list[Segment] = []  # the segments that these alternate between

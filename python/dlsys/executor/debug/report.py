@@ -181,7 +181,8 @@ def _exchange(plan: Plan, at: int, ms: float | None) -> Exchange:
             after.add(reader)
     beside = sum(x.node not in before and x.node not in after for x in plan.steps)
     size = node.attrs["group"].size
-    given = sum(value.spec.nbytes for value in step.inputs[: node.op.outputs])
+    sent = [step.inputs[k] for k in node.op.gradient_inputs] or step.inputs[: node.op.outputs]
+    given = sum(value.spec.nbytes for value in sent)
     made = sum(value.spec.nbytes for value in step.outputs)
     ring = (size - 1) / size
     factor = {
@@ -190,7 +191,8 @@ def _exchange(plan: Plan, at: int, ms: float | None) -> Exchange:
         "reduce_scatter": ring,
         "all_to_all": ring,
     }
-    bus = factor.get(node.op.name, size - 1.0 if node.op.writes else 1.0) * max(given, made)
+    kind = "all_reduce" if node.op.gradient_inputs else node.op.name  # which an update makes, too
+    bus = factor.get(kind, size - 1.0 if node.op.writes else 1.0) * max(given, made)
     return Exchange(node.op.name, node.op.outputs, given, bus, beside, len(plan.steps), ms)
 
 

@@ -20,7 +20,7 @@ from .arena import aligned, largest_live_sum, pack
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Memory of one or more values: `kind` is arena, feed, state, constant or fetch."""
+    """Memory of one or more values: `kind` is arena, window, feed, state, constant or fetch."""
 
     kind: str
     nbytes: int
