@@ -73,6 +73,14 @@ template <class T>
 T __ldcs(const T* p) {
   return *p;
 }
+// Byte k of the result is that byte of (y, x) which the k-th hexadecimal digit of `selector` names.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const uint64_t both = (uint64_t)y << 32 | x;
+  unsigned result = 0;
+  for (int k = 0; k < 4; k++)
+    result |= (unsigned)(both >> 8 * (selector >> 4 * k & 7) & 255) << 8 * k;
+  return result;
+}
 inline unsigned __float_as_uint(float x) {
   unsigned bits;
   memcpy(&bits, &x, sizeof bits);

@@ -117,8 +117,8 @@ constexpr MixedCost MixedCostOf(double ns, double ns_of_u8) {
           ns,
           ns_of_u8};
 }
-constexpr MixedCost kMixedCosts[] = {MixedCostOf<SmallMixedTiling>(12.3, 12),
-                                     MixedCostOf<LargeMixedTiling>(30, 24)};
+constexpr MixedCost kMixedCosts[] = {MixedCostOf<SmallMixedTiling>(12.3, 16),
+                                     MixedCostOf<LargeMixedTiling>(30, 16)};
 
 // Shared memory of a block, the largest over the operands' layouts.
 template <class T, template <class, bool, bool> class Accumulator, bool kNeverTransA>

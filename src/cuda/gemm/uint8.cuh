@@ -1,13 +1,15 @@
 // GEMM with one uint8 operand on tensor cores. The operand stays uint8 in shared memory, a quarter
-// of its size as floats, and is converted as fragments are loaded; tf32 and bfloat16 hold 0 to 255
+// of its size as floats, and is converted as fragments are loaded (WithU8), or once a panel
+// (UnpackedU8, weight gradients at fp32); tf32 and bfloat16 hold 0 to 255
 // exactly. The dequantization scale multiplies the finished sums.
 //
 // At tf32 the other operand is rounded. At fp32 it is the sum of three numbers of bfloat16, whose
 // 8 bits each are all 24 of a float32: every product is exact, and sums are of float32. That is
 // three mma.sync of twice the depth, which is still far less than FFMA takes.
 //
-// A lane loads adjacent bytes together, so its fragments are a permutation of what mma.sync
-// expects: either the same permutation of K in both operands, or one of M (or N) that Store undoes.
+// In WithU8 a lane loads adjacent bytes together, so its fragments are a permutation of what
+// mma.sync expects: either the same permutation of K in both operands, or one of M (or N) that
+// Store undoes.
 #pragma once
 #include <type_traits>
 
@@ -95,15 +97,24 @@ __device__ __forceinline__ float FirstBits(float x) {
   return __uint_as_float(__float_as_uint(x) & 0xffff0000u);
 }
 
-// Two floats as numbers of bfloat16, which leave out what is below their first 8 bits.
+// Two floats as numbers of bfloat16, which leave out what is below their first 8 bits: the upper
+// halves of both in a word.
 __device__ __forceinline__ uint32_t CutToBfloat16(const float (&x)[2]) {
-  return __float_as_uint(x[0]) >> 16 | (__float_as_uint(x[1]) & 0xffff0000u);
+  return __byte_perm(__float_as_uint(x[0]), __float_as_uint(x[1]), 0x7632);
 }
 
 // What CutToBfloat16 leaves out of a float; of infinities and NaNs, whose parts must not differ,
 // nothing.
 __device__ __forceinline__ float BelowBfloat16(float x) {
   return fabsf(FirstBits(x)) < INFINITY ? x - FirstBits(x) : 0.f;
+}
+
+// The three numbers of bfloat16 whose sum a float is, of two floats: the first 8 bits, the next,
+// the last.
+__device__ __forceinline__ void SplitToBfloat16(const float (&x)[2], uint32_t (&words)[3]) {
+  const float below[2] = {BelowBfloat16(x[0]), BelowBfloat16(x[1])};
+  const float last[2] = {below[0] - FirstBits(below[0]), below[1] - FirstBits(below[1])};
+  words[0] = CutToBfloat16(x), words[1] = CutToBfloat16(below), words[2] = CutToBfloat16(last);
 }
 
 // The accumulators for one uint8 operand: at tf32, or with kExact at fp32.
@@ -197,14 +208,13 @@ struct WithU8 {
           Read(a, b, k + step + 8 * half, frag_a, frag_b);
 #pragma unroll
           for (int r = 0; r < 2 * kMmaM; r++)
-            Split(frag_a[r], [&](int part, uint32_t word) {
-              if (part < kPartsA) words_a[part][r / 2][2 * half + r % 2] = word;
+            SplitTo<kPartsA>(frag_a[r], [&](int part) -> uint32_t& {
+              return words_a[part][r / 2][2 * half + r % 2];
             });
 #pragma unroll
           for (int j = 0; j < kMmaN; j++)
-            Split(frag_b[j], [&](int part, uint32_t word) {
-              if (part < kPartsB) words_b[part][j][half] = word;
-            });
+            SplitTo<kPartsB>(frag_b[j],
+                             [&](int part) -> uint32_t& { return words_b[part][j][half]; });
         }
 #pragma unroll
         for (int part = kParts - 1; part >= 0; part--)
@@ -217,15 +227,15 @@ struct WithU8 {
       }
     }
 
-    // Calls to(part, word) for the parts of two floats, first the one of their first 8 bits.
-    template <class F>
-    static __device__ __forceinline__ void Split(const float (&x)[2], F&& to) {
-      const float below[2] = {BelowBfloat16(x[0]), BelowBfloat16(x[1])};
-      const float last[2] = {below[0] - FirstBits(below[0]), below[1] - FirstBits(below[1])};
-      to(0, CutToBfloat16(x));
-      to(1, CutToBfloat16(below));
-      to(2, CutToBfloat16(last));
+    // The first of the parts of two floats to the words that `word` returns.
+    template <int kCount, class F>
+    static __device__ __forceinline__ void SplitTo(const float (&x)[2], F&& word) {
+      uint32_t words[kParts];
+      SplitToBfloat16(x, words);
+#pragma unroll
+      for (int part = 0; part < kCount; part++) word(part) = words[part];
     }
+
     // The lane's fragments of A and B at eight k.
     __device__ __forceinline__ void Read(const float* a, const float* b, int k,
                                          float (&frag_a)[2 * kMmaM][2],
@@ -305,18 +315,154 @@ struct WithU8 {
   };
 };
 
+// The accumulators for weight gradients of uint8 activations at fp32: both operands lie (k, mn).
+// All threads unpack each panel into numbers of bfloat16 in shared memory, from where warps load
+// whole fragments: what several warps read is converted once.
+template <U8Operand kU8>
+struct UnpackedU8 {
+  static constexpr bool kAIsU8 = kU8 == U8Operand::kA;
+  static constexpr int kParts = 3;  // of a float, which together are all of it
+  static constexpr int kPartsA = kAIsU8 ? 1 : kParts, kPartsB = kAIsU8 ? kParts : 1;
+
+  template <class T, bool kTransA, bool kTransB>
+  class Accumulator {
+    static_assert(kTransA && !kTransB && T::kSlices == 1, "panels are (k, mn), warps share them");
+    static constexpr int kMmaM = T::kWarpM / 16, kMmaN = T::kWarpN / 8;
+    // Rows, each a multiple of 16 bytes, fall in different banks.
+    static constexpr int kPitchA = T::kTileM + 8, kPitchB = T::kTileN + 8;
+    static constexpr int kNumelA = T::kTileK * kPitchA, kNumelB = T::kTileK * kPitchB;
+
+   public:
+    using PanelA = std::conditional_t<kAIsU8, U8Panel<T::kTileM, T::kTileK, T::kThreads, false>,
+                                      Panel<T::kTileM, T::kTileK, T::kThreads, false>>;
+    using PanelB = std::conditional_t<kAIsU8, Panel<T::kTileN, T::kTileK, T::kThreads, false>,
+                                      U8Panel<T::kTileN, T::kTileK, T::kThreads, false>>;
+    // Shared memory in floats: the stages, then an unpacked panel.
+    static constexpr int kStagesNumel = T::kStages * (PanelA::kNumel + PanelB::kNumel);
+    static constexpr int kNumel = kStagesNumel + (kPartsA * kNumelA + kPartsB * kNumelB) / 2;
+
+    __device__ explicit Accumulator(const Gemm& gemm)
+        : scale_(*gemm.scale),
+          a_((uint16_t*)(DynamicShared<float>() + kStagesNumel)),
+          b_(a_ + kPartsA * kNumelA) {}
+
+    template <class F>
+    __device__ __forceinline__ void Add(const float* a, const float* b, int, F&& overlap) {
+      overlap();
+      if constexpr (kAIsU8) {
+        UnpackBytes<PanelA, T::kTileM>(a, a_);
+        UnpackFloats<PanelB, T::kTileN>(b, b_);
+      } else {
+        UnpackFloats<PanelA, T::kTileM>(a, a_);
+        UnpackBytes<PanelB, T::kTileN>(b, b_);
+      }
+      __syncthreads();
+      const int lane = warp_.lane;
+      const uint16_t* from_a =
+          a_ + (lane % 8 + lane / 16 * 8) * kPitchA + warp_.row + lane / 8 % 2 * 8;
+      const uint16_t* from_b = b_ + lane % 16 * kPitchB + warp_.col + lane / 16 * 8;
+#pragma unroll
+      for (int k = 0; k < T::kTileK; k += 16) {
+        uint32_t words_a[kPartsA][kMmaM][4], words_b[kPartsB][kMmaN / 2][4];
+#pragma unroll
+        for (int part = 0; part < kPartsA; part++)
+#pragma unroll
+          for (int i = 0; i < kMmaM; i++)
+            LoadMatrices<true>(from_a + part * kNumelA + k * kPitchA + 16 * i, words_a[part][i]);
+#pragma unroll
+        for (int part = 0; part < kPartsB; part++)
+#pragma unroll
+          for (int j = 0; j < kMmaN / 2; j++)
+            LoadMatrices<true>(from_b + part * kNumelB + k * kPitchB + 16 * j, words_b[part][j]);
+#pragma unroll
+        for (int part = kParts - 1; part >= 0; part--)
+#pragma unroll
+          for (int i = 0; i < kMmaM; i++)
+#pragma unroll
+            for (int j = 0; j < kMmaN; j++) {
+              const uint32_t* words = words_b[part % kPartsB][j / 2] + j % 2 * 2;
+              const uint32_t b16x8[2] = {words[0], words[1]};
+              MultiplyAdd16Bit<bfloat16>(words_a[part % kPartsA][i], b16x8,
+                                         part ? low_sums_[i][j] : sums_[i][j]);
+            }
+      }
+    }
+
+    // Stores the accumulators to the tile in shared memory.
+    __device__ __forceinline__ void Store(float* tile, bool) const {
+#pragma unroll
+      for (int i = 0; i < kMmaM; i++)
+#pragma unroll
+        for (int j = 0; j < kMmaN; j++)
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            const int row = warp_.row + 16 * i + 8 * half + warp_.lane / 4;
+            const auto at = [&](int e) {
+              return scale_ * (sums_[i][j][2 * half + e] + low_sums_[i][j][2 * half + e]);
+            };
+            *(float2*)(tile + row * T::kTilePitch + warp_.col + 8 * j + warp_.lane % 4 * 2) =
+                make_float2(at(0), at(1));
+          }
+    }
+
+   private:
+    // Eight bytes a thread at a time.
+    template <class P, int kExtent>
+    static __device__ __forceinline__ void UnpackBytes(const float* panel, uint16_t* to) {
+      constexpr int kInRow = kExtent / 8, kStep = T::kThreads / kInRow;
+      const int mn = threadIdx.x % kInRow * 8;
+#pragma unroll
+      for (int k = threadIdx.x / kInRow; k < T::kTileK; k += kStep) {
+        const float2 v = *(const float2*)((const uint8_t*)panel + k * P::kPitch + mn);
+        float words[4];
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+          const unsigned bytes = __float_as_uint(w < 2 ? v.x : v.y);
+          const float x[2] = {ByteToFloat(bytes, w % 2 * 2), ByteToFloat(bytes, w % 2 * 2 + 1)};
+          words[w] = __uint_as_float(CutToBfloat16(x));
+        }
+        StoreQuad((float*)(to + k * (kExtent + 8) + mn), words[0], words[1], words[2], words[3]);
+      }
+    }
+
+    // Four floats a thread at a time.
+    template <class P, int kExtent>
+    static __device__ __forceinline__ void UnpackFloats(const float* panel, uint16_t* to) {
+      constexpr int kInRow = kExtent / 4, kStep = T::kThreads / kInRow;
+      const int mn = threadIdx.x % kInRow * 4;
+#pragma unroll
+      for (int k = threadIdx.x / kInRow; k < T::kTileK; k += kStep) {
+        const float4 v = *(const float4*)&P::At(panel, mn, k);
+        const float left[2] = {v.x, v.y}, right[2] = {v.z, v.w};
+        uint32_t of_left[kParts], of_right[kParts];
+        SplitToBfloat16(left, of_left);
+        SplitToBfloat16(right, of_right);
+#pragma unroll
+        for (int part = 0; part < kParts; part++)
+          *(float2*)(to + (part * T::kTileK + k) * (kExtent + 8) + mn) =
+              make_float2(__uint_as_float(of_left[part]), __uint_as_float(of_right[part]));
+      }
+    }
+
+    WarpTile<T, kTransA, kTransB> warp_;
+    const float scale_;
+    uint16_t *const a_, *const b_;
+    float sums_[kMmaM][kMmaN][4] = {}, low_sums_[kMmaM][kMmaN][4] = {};
+  };
+};
+
 // Tiles of GEMMs in one launch at fp32: of floats, by FFMA, and of those whose A, or whose B, is of
 // bytes, by tensor cores, which take a fraction of the time for an element. Two of the first tiles
 // are resident together; the second ones are for many or large GEMMs of floats.
 struct SmallMixedTiling {
   using OfFloats = Tiling<32, 32, 4, 4, 4, 32, 5>;
-  using OfU8A = Tiling<64, 64, 2, 8, 4, 64, 3>;
-  using OfU8B = Tiling<64, 64, 2, 4, 8, 64, 3>;
+  using OfU8A = Tiling<128, 64, 1, 8, 4, 64, 2>;
+  using OfU8B = Tiling<64, 128, 1, 8, 4, 64, 2>;
 };
 struct LargeMixedTiling {
   using OfFloats = Tiling<64, 64, 4, 8, 8, 32, 3>;
-  using OfU8A = Tiling<128, 64, 2, 8, 8, 64, 3>;
-  using OfU8B = Tiling<64, 128, 2, 8, 8, 64, 3>;
+  using OfU8A = SmallMixedTiling::OfU8A;
+  using OfU8B = SmallMixedTiling::OfU8B;
 };
 using MixedTilings = std::tuple<SmallMixedTiling, LargeMixedTiling>;
 

@@ -311,6 +311,10 @@ struct Uniform {
   using OfU8B = T;
 };
 
+// The accumulators of a product with a uint8 operand; kExact: at fp32.
+template <U8Operand kU8, bool kExact>
+using U8Accumulator = std::conditional_t<kExact, UnpackedU8<kU8>, WithU8<kU8, false>>;
+
 // Those with a uint8 operand are in tiles of their own. kExact: at fp32.
 template <class Tilings, template <class, bool, bool> class Accumulator, bool kAnyU8, bool kExact>
 __global__ __launch_bounds__(
@@ -339,11 +343,11 @@ __global__ __launch_bounds__(
   const int block = blockIdx.x - group.first_block[k];
   const U8Operand u8 = kAnyU8 ? shared.member.params.gemm.u8 : U8Operand::kNone;
   if (kAnyU8 && u8 == U8Operand::kA)
-    RunTile<OfU8A, WithU8<U8Operand::kA, kExact>::template Accumulator>(group, block, memory,
-                                                                        thread_sums, &shared);
+    RunTile<OfU8A, U8Accumulator<U8Operand::kA, kExact>::template Accumulator>(
+        group, block, memory, thread_sums, &shared);
   else if (kAnyU8 && u8 == U8Operand::kB)
-    RunTile<OfU8B, WithU8<U8Operand::kB, kExact>::template Accumulator>(group, block, memory,
-                                                                        thread_sums, &shared);
+    RunTile<OfU8B, U8Accumulator<U8Operand::kB, kExact>::template Accumulator>(
+        group, block, memory, thread_sums, &shared);
   else
     RunTile<T, Accumulator>(group, block, memory, thread_sums, &shared);
 }
@@ -364,9 +368,12 @@ void LaunchTilings(const char* op, GroupedGemm group, unsigned blocks, int64_t r
   using OfU8B = typename Tilings::OfU8B;
   size_t nbytes = MemoryNbytes<T, Accumulator<T, true, false>>();
   if (kAnyU8) {
-    using A = typename WithU8<U8Operand::kA, kExact>::template Accumulator<OfU8A, true, false>;
-    using B = typename WithU8<U8Operand::kB, kExact>::template Accumulator<OfU8B, true, false>;
+    using A =
+        typename U8Accumulator<U8Operand::kA, kExact>::template Accumulator<OfU8A, true, false>;
+    using B =
+        typename U8Accumulator<U8Operand::kB, kExact>::template Accumulator<OfU8B, true, false>;
     nbytes = std::max({nbytes, MemoryNbytes<OfU8A, A>(), MemoryNbytes<OfU8B, B>()});
+    if constexpr (kExact) nbytes = std::max(nbytes, sizeof(float) * std::max(A::kNumel, B::kNumel));
   }
   if (ranks && !Workspace::Querying()) {
     const int splits = group.splits;

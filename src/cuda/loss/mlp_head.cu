@@ -200,8 +200,7 @@ struct Layers {
 // are short.
 bool IsChunked(const Layer& layer, GemmKind kind) {
   const int row = (int)(layer.transposed ? layer.k : layer.n);
-  const bool float2s = kind == GemmKind::kNarrow && !layer.dx && row % 2 == 0;
-  return float2s || (kind == GemmKind::kTensorCores && row % 4 != 0);
+  return kind == GemmKind::kNarrow && !layer.dx && row % 2 == 0;
 }
 
 // The copy of a weight to `at` with rows `pitch` apart, or in chunks.

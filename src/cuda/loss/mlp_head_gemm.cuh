@@ -34,7 +34,8 @@ enum class GemmKind {
   kTensorCores
 };
 constexpr int kMaxNarrow = 20;  // N, or K, up to which a warp computes a row alone
-constexpr int kTileN = 16;      // columns of a warp's mma tile
+constexpr int kTileN = 32;      // columns of a warp's mma tile
+constexpr int kStepK = 16;      // k of a step with mma
 
 inline GemmKind KindOf(bool tensor, bool k_major, int k, int n) {
   if (n <= kMaxNarrow) return k_major ? GemmKind::kNarrowKMajor : GemmKind::kNarrow;
@@ -57,7 +58,7 @@ struct alignas(16) Stage {
   bool aligned_out;             // rows of `out` allow 16-byte stores
   float* out;                   // (rows, n), or null
   // Partition among all threads: units_n threads (warps for mma) side by side along N; k_groups of
-  // them, each with k_per_group quads (eights for mma) of K; the k_slices of partial sums they
+  // them, each with k_per_group quads (sixteens for mma) of K; the k_slices of partial sums they
   // leave; and the threads that reduce one quad.
   int units_n, k_groups, k_per_group, k_slices, reducers;
   Divisor by_units_n, by_quads;  // by_quads: quads of a row
@@ -74,7 +75,7 @@ void Partition(Stage* stage) {
   if (IsWarpPerRow(stage->kind)) return;
   const bool tensor = stage->kind == GemmKind::kTensorCores;
   const int units = tensor ? kWarps : kHeadThreads, quads = CeilDiv32(stage->n, 4);
-  const int k_steps = CeilDiv32(stage->k, tensor ? 8 : 4);
+  const int k_steps = CeilDiv32(stage->k, tensor ? kStepK : 4);
   stage->units_n = std::min(units, tensor ? CeilDiv32(stage->n, kTileN) : quads);
   stage->k_groups = units / stage->units_n;
   stage->k_per_group = CeilDiv32(k_steps, stage->k_groups);
@@ -246,48 +247,73 @@ __device__ __forceinline__ void MultiplyGeneral(const Stage& stage, const float*
   }
 }
 
-// mma.sync at tf32: the transposed product, a warp has 16 columns as M and the rows as N.
-template <int kRows>
+// mma.sync at tf32: the transposed product, a warp has 32 columns as two M and the rows as N. Which
+// of sixteen k belong to which of two mma, and which columns to a lane, is chosen so that lanes
+// read quads of the weight.
+template <int kRows, bool kKMajor>
 __device__ __forceinline__ void MultiplyTensorCores(const Stage& stage, const float* w,
                                                     const float* in, float* partials) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pitch = RoundUp4(stage.n);
-  const int group = warp / stage.by_units_n;
-  const int begin = 8 * group * stage.k_per_group;
-  const int end = min(begin + 8 * stage.k_per_group, stage.k);
-  const int k_stride = stage.k_stride, last = stage.n - 1;
-  const float* x = in + min(lane / 4, kRows - 1) * Pitch(stage.k) + begin + lane % 4;
-  w += (begin + lane % 4) * k_stride;
+  const int group = warp / stage.by_units_n, next = lane % 4;
+  const int begin = kStepK * group * stage.k_per_group;
+  const int end = min(begin + kStepK * stage.k_per_group, stage.k);
+  const float* x = in + min(lane / 4, kRows - 1) * Pitch(stage.k);
 #pragma unroll 1
-  for (int tile = warp - group * stage.units_n; tile * kTileN <= last && begin < end;
+  for (int tile = warp - group * stage.units_n; tile * kTileN < stage.n && begin < end;
        tile += stage.units_n) {
-    const int col = tile * kTileN + lane / 4;
-    const float* left = w + min(col, last) * stage.n_stride;
-    const float* right = w + min(col + 8, last) * stage.n_stride;
-    float sums[2][4] = {};  // two chains of dependent mma, interleaved
-    int k = 0;
-    const auto multiply = [&](float (&of)[4], auto full) {
-      float a[4] = {}, b[2] = {};
+    const int col = tile * kTileN + lane / 4 * 4;
+    float sums[2][4] = {};
+#pragma unroll 2
+    for (int k = begin; k < end; k += kStepK) {
+      float v[4][4], of_x[4];   // v[k][column]
+      if constexpr (kKMajor) {  // k + 4 * next and the three behind it
+        const bool exists = k + 4 * next < end;
+        const int at = exists ? k + 4 * next : 0;
 #pragma unroll
-      for (int e = 0; e < 2; e++, k += 4) {
-        if (!decltype(full)::value && begin + k + lane % 4 >= end) continue;
-        a[2 * e] = RoundedToTf32(left[k * k_stride]);
-        a[2 * e + 1] = RoundedToTf32(right[k * k_stride]);
-        b[e] = RoundedToTf32(x[k]);
+        for (int c = 0; c < 4; c++) {
+          const float4 q = *(const float4*)(w + min(col + c, stage.n - 1) * stage.n_stride + at);
+          v[0][c] = q.x, v[1][c] = q.y, v[2][c] = q.z, v[3][c] = q.w;
+        }
+        const float4 q = *(const float4*)(x + at);
+        of_x[0] = q.x, of_x[1] = q.y, of_x[2] = q.z, of_x[3] = q.w;
+        if (!exists) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) {
+            of_x[e] = 0.f;
+#pragma unroll
+            for (int c = 0; c < 4; c++) v[e][c] = 0.f;
+          }
+        }
+      } else {  // k + 2 * next and the next, and those eight behind them
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          const int at = k + e / 2 * 8 + 2 * next + e % 2;
+          const bool exists = at < end;
+          const float4 q = *(const float4*)(w + (exists ? at : 0) * stage.k_stride +
+                                            min(col, RoundUp4(stage.n) - 4));
+          v[e][0] = exists ? q.x : 0.f, v[e][1] = exists ? q.y : 0.f;
+          v[e][2] = exists ? q.z : 0.f, v[e][3] = exists ? q.w : 0.f;
+          of_x[e] = exists ? x[at] : 0.f;
+        }
       }
-      MultiplyAddTf32(a, b, of);
-    };
-#pragma unroll 1
-    while (begin + k + 32 <= end) {
 #pragma unroll
-      for (int e = 0; e < 4; e++) multiply(sums[e % 2], std::true_type());
+      for (int step = 0; step < 2; step++) {
+        const int k0 = 2 * step, k1 = k0 + 1;
+        const float b[2] = {RoundedToTf32(of_x[k0]), RoundedToTf32(of_x[k1])};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          const float a[4] = {RoundedToTf32(v[k0][2 * i]), RoundedToTf32(v[k0][2 * i + 1]),
+                              RoundedToTf32(v[k1][2 * i]), RoundedToTf32(v[k1][2 * i + 1])};
+          MultiplyAddTf32(a, b, sums[i]);
+        }
+      }
     }
-#pragma unroll 1
-    while (begin + k < end) multiply(sums[0], std::false_type());
-    float* to = partials + group * PartialNumel<kRows>(stage.n);
+    float* to = partials + group * PartialNumel<kRows>(stage.n) + col;
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const int column = col + e / 2 * 8, row = lane % 4 * 2 + e % 2;
-      if (column <= last && row < kRows) to[row * pitch + column] = sums[0][e] + sums[1][e];
+    for (int e = 0; e < 2; e++) {
+      const int row = 2 * next + e;
+      if (col < stage.n && row < kRows)
+        StoreQuad(to + row * pitch, sums[0][e], sums[0][2 + e], sums[1][e], sums[1][2 + e]);
     }
   }
 }
@@ -363,9 +389,12 @@ __device__ __forceinline__ void Run(const Stage stage, int partials_at, int64_t 
   }
   float* partials = memory + partials_at;
   __syncthreads();
-  if constexpr (kTensorCores)
-    MultiplyTensorCores<kRows>(stage, w, in, partials);
-  else if (stage.kind == GemmKind::kGeneral)
+  if constexpr (kTensorCores) {
+    if (stage.k_stride == 1)
+      MultiplyTensorCores<kRows, true>(stage, w, in, partials);
+    else
+      MultiplyTensorCores<kRows, false>(stage, w, in, partials);
+  } else if (stage.kind == GemmKind::kGeneral)
     MultiplyGeneral<kRows, false>(stage, w, in, partials);
   else
     MultiplyGeneral<kRows, true>(stage, w, in, partials);
