@@ -101,6 +101,7 @@ constexpr TileCost kU8Costs[] = {
 struct MixedCost {
   TileSize of_floats, of_u8_a, of_u8_b;
   int resident;
+  size_t nbytes;
   double ns, ns_of_u8;
 };
 constexpr double kTogether = 0.7;
@@ -114,11 +115,13 @@ constexpr MixedCost MixedCostOf(double ns, double ns_of_u8) {
           size(Type<typename Mixed::OfU8A>()),
           size(Type<typename Mixed::OfU8B>()),
           std::min(Mixed::OfFloats::kResident, Mixed::OfU8A::kResident),
+          Mixed::kNbytes,
           ns,
           ns_of_u8};
 }
 constexpr MixedCost kMixedCosts[] = {MixedCostOf<SmallMixedTiling>(12.3, 16),
-                                     MixedCostOf<LargeMixedTiling>(30, 16)};
+                                     MixedCostOf<LargeMixedTiling>(30, 16),
+                                     MixedCostOf<PortableMixedTiling>(12.3, 20)};
 
 // Shared memory of a block, the largest over the operands' layouts.
 template <class T, template <class, bool, bool> class Accumulator, bool kNeverTransA>
@@ -228,9 +231,7 @@ bool HasNoEmptySplit(int64_t k, int splits) {
 }
 
 // Dynamic shared memory, and up to 4 KB that a kernel declares statically.
-bool FitsSharedMemory(size_t shared_limit, const TileModel& tile) {
-  return tile.nbytes + 4096 <= shared_limit;
-}
+bool FitsSharedMemory(size_t shared_limit, size_t nbytes) { return nbytes + 4096 <= shared_limit; }
 
 // Of operand sums by a kernel behind the product.
 double OperandSumsUs(const Gemm& p) {
@@ -308,7 +309,7 @@ TileConfig BestTileConfig(KernelFamily family, const Gemm* gemms, int count, int
   for (int i = 0; i < count; i++) k = std::max(k, gemms[i].k);
   TileConfig best = {family, (int)model.size() - 1, 1, INFINITY};
   for (int tiling = 0; tiling < (int)model.size(); tiling++) {
-    if (!FitsSharedMemory(shared_limit, model[tiling])) continue;
+    if (!FitsSharedMemory(shared_limit, model[tiling].nbytes)) continue;
     const TileCost& cost = model[tiling].cost;
     const double tiles = CountTiles(gemms, count, cost);
     const auto consider = [&](int splits) {
@@ -331,7 +332,9 @@ MixedConfig BestMixedConfig(const Gemm* gemms, int count, int max_splits) {
   for (int i = 0; i < count; i++) k = std::max(k, gemms[i].k);
   MixedConfig best = {};
   double best_us = INFINITY;
+  const size_t shared_limit = SharedLimit(gemms->ctx.device_id);
   for (const MixedCost& cost : kMixedCosts) {
+    if (!FitsSharedMemory(shared_limit, cost.nbytes)) continue;
     for (int splits = 1; splits <= max_splits && HasNoEmptySplit(k, splits); splits *= 2) {
       const MixedConfig config = {(int)(&cost - kMixedCosts), splits, cost.of_floats, cost.of_u8_a,
                                   cost.of_u8_b};
@@ -519,7 +522,8 @@ bool FitsTiled(KernelFamily family, const Gemm& p, int variant) {
   if (variant >= small && !HasLargeFamily(family)) return false;
   const TileConfig config = VariantConfig(family, p, variant);
   if (config.family == KernelFamily::kFfma) return FfmaFits(p);
-  return FitsSharedMemory(SharedLimit(p.ctx.device_id), ModelOf(config.family)[config.tiling]) &&
+  return FitsSharedMemory(SharedLimit(p.ctx.device_id),
+                          ModelOf(config.family)[config.tiling].nbytes) &&
          HasNoEmptySplit(p.k, config.splits);
 }
 

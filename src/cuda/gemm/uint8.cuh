@@ -451,20 +451,35 @@ struct UnpackedU8 {
   };
 };
 
+// Shared memory of tiles whose A, or whose B, is of bytes.
+template <class OfU8A, class OfU8B>
+constexpr size_t kUnpackedNbytes =
+    sizeof(float) * std::max(UnpackedU8<U8Operand::kA>::Accumulator<OfU8A, true, false>::kNumel,
+                             UnpackedU8<U8Operand::kB>::Accumulator<OfU8B, true, false>::kNumel);
+
 // Tiles of GEMMs in one launch at fp32: of floats, by FFMA, and of those whose A, or whose B, is of
 // bytes, by tensor cores, which take a fraction of the time for an element. Two of the first tiles
-// are resident together; the second ones are for many or large GEMMs of floats.
+// are resident together; the second ones are for many or large GEMMs of floats, the third ones for
+// GPUs whose blocks cannot have the shared memory of the others.
 struct SmallMixedTiling {
   using OfFloats = Tiling<32, 32, 4, 4, 4, 32, 5>;
   using OfU8A = Tiling<128, 64, 1, 8, 4, 64, 2>;
   using OfU8B = Tiling<64, 128, 1, 8, 4, 64, 2>;
+  static constexpr size_t kNbytes = kUnpackedNbytes<OfU8A, OfU8B>;
 };
 struct LargeMixedTiling {
   using OfFloats = Tiling<64, 64, 4, 8, 8, 32, 3>;
   using OfU8A = SmallMixedTiling::OfU8A;
   using OfU8B = SmallMixedTiling::OfU8B;
+  static constexpr size_t kNbytes = kUnpackedNbytes<OfU8A, OfU8B>;
 };
-using MixedTilings = std::tuple<SmallMixedTiling, LargeMixedTiling>;
+struct PortableMixedTiling {
+  using OfFloats = SmallMixedTiling::OfFloats;
+  using OfU8A = Tiling<128, 64, 1, 8, 4, 32, 2>;
+  using OfU8B = Tiling<64, 128, 1, 8, 4, 32, 2>;
+  static constexpr size_t kNbytes = kUnpackedNbytes<OfU8A, OfU8B>;
+};
+using MixedTilings = std::tuple<SmallMixedTiling, LargeMixedTiling, PortableMixedTiling>;
 
 }  // namespace cuda
 }  // namespace dlsys

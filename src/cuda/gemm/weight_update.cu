@@ -309,6 +309,7 @@ struct Uniform {
   using OfFloats = T;
   using OfU8A = T;
   using OfU8B = T;
+  static constexpr size_t kNbytes = 0;  // besides what the heuristic knows of
 };
 
 // The accumulators of a product with a uint8 operand; kExact: at fp32.
@@ -373,7 +374,7 @@ void LaunchTilings(const char* op, GroupedGemm group, unsigned blocks, int64_t r
     using B =
         typename U8Accumulator<U8Operand::kB, kExact>::template Accumulator<OfU8B, true, false>;
     nbytes = std::max({nbytes, MemoryNbytes<OfU8A, A>(), MemoryNbytes<OfU8B, B>()});
-    if constexpr (kExact) nbytes = std::max(nbytes, sizeof(float) * std::max(A::kNumel, B::kNumel));
+    if constexpr (kExact) nbytes = std::max(nbytes, Tilings::kNbytes);
   }
   if (ranks && !Workspace::Querying()) {
     const int splits = group.splits;
@@ -557,6 +558,7 @@ void MakeResident(const char* op, const std::vector<Gemm>& gemms, int device, Wi
         tiles += CeilDiv(gemm.m, size.m) * CeilDiv(gemm.n, size.n);
       }
       room = std::min(T::OfFloats::kResident, T::OfU8A::kResident) * Multiprocessors(device);
+      if (T::kNbytes + 4096 > SharedLimit(device)) room = 0;
     });
     // A cluster stays within a GPC: not all multiprocessors have room for one.
     return tiles * *splits <= (*splits > 2 ? room * 85 / 100 : room);
