@@ -60,14 +60,16 @@ def lines_of(side: str, gpus: int, works: str, rounds: int) -> Iterator[dict[str
 
 def main() -> int:
     parser = measure.arguments(__doc__)
-    visible = device_count(DL_GPU)
-    several = [n for n in (2, 4, 8) if n <= visible]
-    parser.add_argument("--gpus", type=int, nargs="+", default=several, help="beside 1")
+    parser.add_argument(
+        "--gpus", type=int, nargs="+", help="beside 1; without it 2, 4 and 8, as far as there are"
+    )
     parser.add_argument("--works", default=",".join(WORKS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", type=int, default=1, help="0: only ours")
     parser.add_argument("--prepare", action="store_true", help="compile PyTorch's models, no more")
     options = parser.parse_args()
+    if options.gpus is None:
+        options.gpus = [n for n in (2, 4, 8) if n <= device_count(DL_GPU)]
     worlds = 1, *options.gpus
     if options.prepare:
         for ranks in [started("dist_torch", gpus, options.works, 0) for gpus in worlds]:

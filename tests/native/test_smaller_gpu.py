@@ -25,6 +25,15 @@ for precision in ("fp32", "tf32"):
     print(precision, np.array_equal(y, x @ w))
 """
 
+# Updates at fp32 by gradients of bytes, whose tiles take more memory than any others.
+UPDATES = """
+import unittest
+from fusion.test_uint8_kernels import GpuUpdates
+only = GpuUpdates("test_gradients_at_fp32_are_those_of_whole_floats")
+done = unittest.TextTestRunner().run(only)
+assert done.wasSuccessful() and done.testsRun == 1 and not done.skipped
+"""
+
 # A first run with so much memory left, in steps, until it fits: in some the memory runs out at a
 # gradient of a convolution, behind the updates of the layers above it.
 LITTLE = """
@@ -94,6 +103,11 @@ class SmallerGpu(unittest.TestCase):
             with self.subTest(kbytes=kbytes):
                 printed = self.printed(PRODUCTS, "DLSYS_EMULATED_SHARED", kbytes << 10)
                 self.assertEqual(printed, "fp32 True\ntf32 True\n")
+
+    def test_updates_by_bytes(self) -> None:
+        for kbytes in (64, 99, 163):
+            with self.subTest(kbytes=kbytes):
+                self.printed(UPDATES, "DLSYS_EMULATED_SHARED", kbytes << 10)
 
     def test_a_run_that_does_not_fit_changes_no_parameter(self) -> None:
         printed = self.printed(LITTLE, "DLSYS_EMULATED_MEMORY", 48 << 20)
