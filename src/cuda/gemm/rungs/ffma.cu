@@ -246,7 +246,8 @@ std::vector<std::string> FfmaTilingNames() {
 
 bool FfmaFits(const Gemm& p) {
   constexpr int64_t kMost = int64_t(1) << 30;
-  return p.k > 0 && p.m < kMost && p.n < kMost && p.k < kMost && !*WgmmaError(p.ctx.device_id);
+  return p.m > 0 && p.n > 0 && p.k > 0 && p.m < kMost && p.n < kMost && p.k < kMost &&
+         !*WgmmaError(p.ctx.device_id);
 }
 
 double FfmaUs(const Gemm& p, int tiling) {
