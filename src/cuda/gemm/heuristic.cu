@@ -346,7 +346,9 @@ MixedConfig BestMixedConfig(const Gemm* gemms, int count, int max_splits) {
         ns += of_block * tiles, blocks += tiles;
         longest = std::max(longest, of_block);
       }
-      const double usable = UsableMultiprocessors(multiprocessors, splits);
+      // Blocks that are resident together may be of one cluster.
+      const double usable =
+          UsableMultiprocessors(multiprocessors, (int)CeilDiv(splits, cost.resident));
       const double shared = ns / usable * (cost.resident > 1 ? kTogether : 1);
       const bool at_once = blocks <= cost.resident * usable;
       const double on_each = at_once ? std::max(longest, shared) : longest + shared;
