@@ -13,6 +13,7 @@ from tables import scale
 from tables.scale import Link, efficiency
 
 MIB = 1 << 20
+LARGE, SMALL = (25 * MIB, "all_reduce"), (MIB, "all_reduce")
 
 
 class Model(unittest.TestCase):
@@ -25,15 +26,18 @@ class Model(unittest.TestCase):
 
     def test_sums_hide_beside_backward_between_hosts_but_for_the_largest(self) -> None:
         largest = self.link.seconds(25 * MIB, 16)
-        buckets = [25 * MIB] * 4 + [MIB]
+        buckets = [LARGE] * 4 + [SMALL]
         self.assertAlmostEqual(efficiency(self.link, 0.03, buckets, 16), 0.03 / (0.03 + largest))
         both = self.link.seconds(MIB, 2) + self.link.seconds(25 * MIB, 2)
-        self.assertAlmostEqual(
-            efficiency(self.link, 0.03, [25 * MIB, MIB], 2), 0.03 / (0.03 + both)
-        )
+        self.assertAlmostEqual(efficiency(self.link, 0.03, [LARGE, SMALL], 2), 0.03 / (0.03 + both))
+
+    def test_two_ranks_sum_for_nothing_in_an_update_and_more_by_shares(self) -> None:
+        for ranks, seconds in ((2, 20e-6), (4, 40e-6 + 0.75 * 100 * MIB / 300e9)):
+            found = efficiency(self.link, 0.03, [(100 * MIB, "all_reduce_adam_update")], ranks)
+            self.assertAlmostEqual(found, 0.03 / (0.03 + seconds))
 
     def test_a_network_is_slower(self) -> None:
-        buckets = [25 * MIB] * 20
+        buckets = [LARGE] * 20
         found = [efficiency(self.link, 0.004, buckets, n) for n in (2, 8, 64, 1024)]
         self.assertEqual(found, sorted(found, reverse=True))
 
@@ -49,10 +53,13 @@ class Tables(unittest.TestCase):
         def step(side: str, gpus: int, ms: float) -> dict[str, Any]:
             return {"side": side, "work": "mlp", "gpus": gpus, "ms": ms}
 
-        rows = [step("dlsys", 1, 0.05), step("dlsys", 2, 0.06), step("PyTorch", 1, 0.1)]
+        together = step("dlsys", 2, 0.06) | {"alone_ms": 0.054}
+        rows = [step("dlsys", 1, 0.05), together, step("PyTorch", 1, 0.1)]
         found = self.made(scale.steps, [*rows, step("PyTorch", 2, 0.125), step("PyTorch", 2, 2.0)])
         line = next(line for line in found.splitlines() if "MLP" in line)
-        self.assertTrue(line.endswith("| 0.050 | 0.060 | 83.3% | 0.100 | 0.125 | 80.0% |"), line)
+        self.assertTrue(
+            line.endswith("| 0.050 | 0.060 | 83.3% | 90.0% | 0.100 | 0.125 | 80.0% |"), line
+        )
 
     def test_a_sum_within_an_update_has_no_time(self) -> None:
         traced = {"side": "dlsys", "work": "trace-mlp", "gpus": 2, "steps": 20, "collectives": 0}
