@@ -47,6 +47,7 @@ def programs() -> list[Path]:
 def run(path: Path, *arguments: str, hidden: str | None = "") -> str:
     """What a program prints; on the CPU, in one thread, unless a GPU shall be seen."""
     environment = {"PYTHONPATH": str(ROOT / "python"), "DLSYS_THREADS": "1", "DLSYS_TUNE": "off"}
+    environment |= {"OPENBLAS_NUM_THREADS": "1"}  # each has memory of its own in numpy
     if hidden is not None:
         environment["CUDA_VISIBLE_DEVICES"] = hidden
     done = subprocess.run(
