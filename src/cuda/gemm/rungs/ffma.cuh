@@ -12,14 +12,7 @@
 //
 // Limited by the issue of FFMA: 128 of 135 instructions for each k are multiply-adds, and each of
 // the six loads takes some three cycles from them, since it writes four registers: 86 % of FFMA's
-// rate at most, of which the loop reaches 82 to 84. An FFMA that reads three registers takes two
-// cycles, and some more time where it reads two of one bank, the even or the odd ones. For this
-// reason the products of a column of sums go down and those of the next one up, so that a column's
-// operand is kept for all of its rows, and a sum is in the other bank than its row's operand
-// (Begin). A load has to stand 40 instructions before its use, and apart from other loads, which
-// the order of Read and Add and enough registers make the compiler do: the loop is otherwise 4 %
-// slower. It is unrolled by eight of k, for instructions of 16 do not fit the cache, and panels are
-// deep, since each costs a warp its wait.
+// rate at most, of which the loop reaches 82 to 84 (FfmaAccumulator).
 #pragma once
 #include <algorithm>
 
@@ -73,7 +66,14 @@ __device__ __forceinline__ int LaneCol(int lane) {
   return lane / 2 % T::kLanesN;
 }
 
-// A thread's sums, and its operands at this k and at the next.
+// A thread's sums, and its operands at this k and at the next. An FFMA that reads three registers
+// takes two cycles, and some more time where it reads two of one bank, the even or the odd ones. So
+// the products of a column of sums go down and those of the next one up, such that a column's
+// operand is kept for all of its rows, and a sum is in the other bank than its row's operand
+// (Begin). A load has to stand 40 instructions before its use, and apart from other loads, which
+// the order of Read and Add and enough registers make the compiler do: the loop is otherwise 4 %
+// slower. It is unrolled by eight of k, for instructions of 16 do not fit the cache, and panels are
+// deep, since each costs a warp its wait.
 template <class T>
 class FfmaAccumulator {
  public:
