@@ -14,49 +14,16 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from shared.torch_networks import Gpt
+
 VOCABULARY, CONTEXT, SEQUENCES, FEATURES, HEADS, LAYERS = 50304, 1024, 16, 768, 12, 12
 IMAGES, SIDE, CLASSES = 128, 224, 1000
-
-
-class Block(nn.Module):
-    """A pre-norm transformer block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(FEATURES), nn.LayerNorm(FEATURES)
-        self.qkv, self.out = nn.Linear(FEATURES, 3 * FEATURES), nn.Linear(FEATURES, FEATURES)
-        self.up, self.down = nn.Linear(FEATURES, 4 * FEATURES), nn.Linear(4 * FEATURES, FEATURES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows, length, _ = x.shape
-        heads = self.qkv(self.norm1(x)).view(rows, length, 3, HEADS, FEATURES // HEADS)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(rows, length, FEATURES))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-
-class GPT(nn.Module):
-    """GPT-2 124M with tied embeddings, without dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, FEATURES)
-        self.positions = nn.Embedding(CONTEXT, FEATURES)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(FEATURES)
-        self.head = nn.Linear(FEATURES, VOCABULARY, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.blocks(self.tokens(tokens) + self.positions.weight)
-        return self.head(self.norm(x)).view(-1, VOCABULARY)
 
 
 def work_of(name: str) -> tuple[nn.Module, Any, torch.Tensor, torch.Tensor]:
     """Model, optimizer, input and classes."""
     if name == "gpt2":
-        model: nn.Module = GPT().cuda()
+        model: nn.Module = Gpt(VOCABULARY, CONTEXT, LAYERS, HEADS, FEATURES).cuda()
         shape = SEQUENCES, CONTEXT
         tokens = torch.randint(0, VOCABULARY, shape, device="cuda")
         adamw = torch.optim.AdamW(model.parameters(), 1e-4, fused=True, capturable=True)

@@ -104,35 +104,41 @@ def resnet18() -> nn.Module:
 class TransformerBlock(nn.Module):
     """A pre-norm transformer block."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: int, features: int) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(FEATURES)
-        self.qkv, self.out = nn.Linear(FEATURES, 3 * FEATURES), nn.Linear(FEATURES, FEATURES)
-        self.norm2 = nn.LayerNorm(FEATURES)
-        self.up, self.down = nn.Linear(FEATURES, 4 * FEATURES), nn.Linear(4 * FEATURES, FEATURES)
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(features)
+        self.qkv, self.out = nn.Linear(features, 3 * features), nn.Linear(features, features)
+        self.norm2 = nn.LayerNorm(features)
+        self.up, self.down = nn.Linear(features, 4 * features), nn.Linear(4 * features, features)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows, length, _ = x.shape
-        heads = self.qkv(self.norm1(x)).view(rows, length, 3, HEADS, FEATURES // HEADS)
+        heads = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1))
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(rows, length, FEATURES))
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
 
 class Gpt(nn.Module):
-    """A GPT with tied embeddings; logits (tokens, characters)."""
+    """A GPT with tied embeddings, without dropout; logits (tokens, vocabulary)."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, vocabulary: int, context: int, layers: int, heads: int, features: int
+    ) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(CHARACTERS, FEATURES)
-        self.positions = nn.Embedding(CONTEXT, FEATURES)
-        self.blocks = nn.Sequential(*(TransformerBlock() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(FEATURES)
+        self.tokens = nn.Embedding(vocabulary, features)
+        self.positions = nn.Embedding(context, features)
+        self.blocks = nn.Sequential(*(TransformerBlock(heads, features) for _ in range(layers)))
+        self.norm = nn.LayerNorm(features)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.norm(self.blocks(self.tokens(tokens) + self.positions.weight))
-        return functional.linear(x, self.tokens.weight).view(-1, CHARACTERS)
+        return functional.linear(x, self.tokens.weight).flatten(0, 1)
+
+
+def gpt() -> nn.Module:
+    return Gpt(CHARACTERS, CONTEXT, LAYERS, HEADS, FEATURES)
 
 
 class Bottleneck(nn.Module):
@@ -190,7 +196,7 @@ def for_inference(name: str, model: Any) -> nn.Module:
 
 
 def _convolutional(network: str) -> nn.Module:
-    kinds = {LENET: lenet, "residual": residual, "resnet18": resnet18, GPT: Gpt}
+    kinds = {LENET: lenet, "residual": residual, "resnet18": resnet18, GPT: gpt}
     model = kinds[network]()
     ours = [parameter.asnumpy() for parameter in built(network).parameters()]
     with torch.no_grad():

@@ -60,13 +60,13 @@ def thread_count() -> int:
 
 
 @contextmanager
-def quiet(steps: Sequence[Any]) -> Iterator[None]:
-    """Runs steps of a plan in numpy without its warnings. If any has an operator that shares its
+def quiet(shares: bool) -> Iterator[None]:
+    """Runs steps of a plan in numpy without its warnings. If any has an operator that `shares` its
     work, BLAS has one thread in all of them: its own threads wait for more work in a loop, long
     after a product, on the cores that `share` needs.
     """
-    shares = any(step.node.op.shares for step in steps) and thread_count() > 1
-    with np.errstate(all="ignore"), _one_blas_thread() if shares else nullcontext():
+    alone = shares and thread_count() > 1
+    with np.errstate(all="ignore"), _one_blas_thread() if alone else nullcontext():
         yield
 
 

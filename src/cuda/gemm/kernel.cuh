@@ -406,7 +406,7 @@ void LaunchLargeTf32(const char* op, int tiling, const GemmParams& params, DLStr
 void LaunchLarge3xTf32(const char* op, int tiling, const GemmParams& params, DLStream stream);
 // The family kFfma (rungs/ffma.cuh): its tilings, what one would take in microseconds, and a
 // product by it.
-std::vector<std::string> FfmaTilingNames();
+const std::vector<std::string>& FfmaTilingNames();
 bool FfmaFits(const Gemm& gemm);
 double FfmaUs(const Gemm& gemm, int tiling);
 void RunFfma(const char* op, const Gemm& gemm, int tiling, DLStream stream);

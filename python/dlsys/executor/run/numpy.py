@@ -23,8 +23,8 @@ class NumpyRunner(Runner):
     """A plan bound to numpy memory."""
 
     def __init__(self, plan: Plan, guard: Guard | None = None) -> None:
-        self.plan = plan
-        self.arena_nbytes = plan.arena_nbytes
+        self.plan, self.arena_nbytes = plan, plan.arena_nbytes
+        self._shares = any(step.node.op.shares for step in plan.steps)
         self._guard = guard
         self._outside: dict[Buffer, np.ndarray] = {
             value.buffer: value.node.origin.storage.array  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ class NumpyRunner(Runner):
     def run(self, feeds: Sequence[np.ndarray], times: int = 1) -> list[np.ndarray | None]:
         fetched = self._show(feeds)
         self.runs += times
-        with quiet(self.plan.steps):
+        with quiet(self._shares):
             for _ in range(times):
                 for call, arguments in self._steps:
                     call(*arguments)
@@ -60,7 +60,7 @@ class NumpyRunner(Runner):
         self, feeds: Sequence[np.ndarray], observe: Observer
     ) -> list[np.ndarray | None]:
         fetched = self._show(feeds)
-        with quiet(self.plan.steps):
+        with quiet(self._shares):
             for step, (call, arguments) in zip(self.plan.steps, self._steps):
                 count = len(step.inputs)
                 made = arguments[count + len(step.workspace) :]

@@ -238,10 +238,13 @@ void Run(const char* op, const Gemm& p, DLStream stream) {
 
 }  // namespace
 
-std::vector<std::string> FfmaTilingNames() {
-  std::vector<std::string> names;
-  for (const FfmaCost& cost : kCosts) names.push_back(cost.name);
-  return names;
+const std::vector<std::string>& FfmaTilingNames() {
+  static const auto* const names = [] {
+    auto* made = new std::vector<std::string>;
+    for (const FfmaCost& cost : kCosts) made->push_back(cost.name);
+    return made;
+  }();
+  return *names;
 }
 
 bool FfmaFits(const Gemm& p) {
