@@ -71,7 +71,7 @@ help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
 	@echo "make test       build what this machine can build and run all tests, the longest on some cases"
 	@echo "make test-full  all of them on all of their cases, and those of the GPU on an emulated one"
-	@echo "make test-quick the library alone, no slow test, no large array: 55 s on 2 cores once built"
+	@echo "make test-quick the library alone, no slow test, no large array: under a minute on 2 cores"
 	@echo "make test-gpu   the same on a GPU; a skipped test is a failure"
 	@echo "make emulator   the native library with a GPU that the CPU emulates, to try kernels without one"
 	@echo "make test-emulated  the tests of the GPU on it"
