@@ -242,19 +242,21 @@ SAYS = {  # of which rows a check says something; of all, if it is not here
 }
 
 
-# Cases of a row in a sample (sample.py): the values of all cases are checked there too.
+# Cases of a row in a sample (sample.py), where numpy's values are those of all cases.
 SAMPLE = {"bits": 2, "narrow": 2, "gradients": 2, "second_gradients": 2, "unknown_extents": 2}
+NATIVE_SAMPLE = SAMPLE | {"values": 8}
 
 
 def per_sample(cls: type) -> type:
     """Adds a test method for each row and each check of the class."""
+    counts = SAMPLE if getattr(cls, "ctx", None) is None else NATIVE_SAMPLE
     for name, check in inspect.getmembers(cls, inspect.isfunction):
         kind, _, what = name.partition("_")
         if kind in ("check", "each"):
             largest = LARGE if "gradients" in what else np.inf
             rows = [row for row in SAMPLES if runs(row, getattr(cls, "ctx", None))]
             for sample in filter(SAYS.get(what, lambda row: True), rows):
-                test = row_test(check, sample, kind == "each", largest, SAMPLE.get(what))
+                test = row_test(check, sample, kind == "each", largest, counts.get(what))
                 test.__doc__ = check.__doc__
                 test.row = sample
                 setattr(cls, f"test_{sample.name}_{what}", test)
