@@ -36,10 +36,9 @@ LADDER = (
     *(f"*OfTheGpu.test_{name}*" for name in ("arrays_need", "every_variant", "epilogues")),
     *(f"*NarrowGemm.test_{name}*" for name in ("every_variant", "epilogues", "batches")),
 )
-# racecheck takes no account of mbarriers in what cp.async.bulk has written: it reports the kernel
-# of dk and dv, which reads rows of numbers that come so, and as many hazards of a ring of two
-# stages in forty lines that is right by construction.
 FLASH = ("*FlashAttention.test_every_shape*",)
+# The kernels of flash attention whose blocks take one tile, and several.
+RINGS = ("*FlashAttention.test_the_same_bits*", "*FlashAttention.test_more_heads*")
 # Of networks in 16 bits: convolutions, norms with the residual stream, losses, sums of columns.
 NARROW = (
     *("*test_channels_last.Convolutions*", "*test_fused_layer_norm.GpuNorms.test_[van]*"),
@@ -62,7 +61,7 @@ TOOLS = {
     ),
     "racecheck": ((*SUBSET, *BYTES, "*test_gemm_epilogue.GpuValues*", NORMS), "shared"),
     "racecheck, ladders": (LADDER, "shared"),
-    "racecheck, 16 bits": (NARROW, "shared"),
+    "racecheck, 16 bits": ((*NARROW, *RINGS), "shared"),
     "initcheck": ((*SUBSET, *BYTES, NORMS, *LADDER, *FLASH), "shared"),
     "synccheck": ((*SUBSET, *BYTES, NORMS, *LADDER, *FLASH, *NARROW), "shared"),
 }

@@ -143,6 +143,13 @@ class FlashAttention(unittest.TestCase):
             with self.subTest(shape=shape, dtype=str(dtype), causal=causal):
                 self.check(shape, dtype, causal)
 
+    def test_more_heads_than_blocks(self) -> None:
+        """Blocks that take several tiles: their rings go around, stages are filled again."""
+        for size, dtype in ((72, bfloat16), (64, bfloat16), (64, TF32)):
+            shape = Shape(67, 2, 2, 70, 70, size)  # of 134 heads
+            with self.subTest(shape=shape, dtype=str(dtype)):
+                self.check(shape, dtype, causal=True)
+
     def test_dropped_weights(self) -> None:
         """The same weights as anywhere else are dropped; keys come in fours."""
         shapes = (Shape(2, 2, 1, 130, 192, 64), Shape(1, 4, 2, 257, 132, 128))

@@ -433,8 +433,8 @@ __device__ __forceinline__ void ConsumeForKeys(const Result<E>* to_dk, const Res
     int next = 0, sample = tile.sample * (int)params.group.value;
     int unreleased = -1;  // the stage of rows that a product still reads
     const auto release_rows = [&](int stage) {
-      ReleaseStage(barriers, T::kQ, stage);
-      ReleaseStage(barriers, T::kDy, stage);
+      ReleaseStage<true>(barriers, T::kQ, stage);  // threads have read the rows' numbers
+      ReleaseStage<true>(barriers, T::kDy, stage);
     };
     const auto finish_product = [&] {
       WaitForProducts<0>();
@@ -593,7 +593,10 @@ __global__ __launch_bounds__(T::kThreads,
       InitBarrier(Full(barriers, pair), 4);
       InitBarrier(Empty(barriers, pair), 1);
     }
-    InitBarriers(barriers, T::kPairs, T::kConsumers);
+    InitBarriers(barriers, T::kK, T::kQ, T::kConsumers * kReleasing<false>);
+    InitBarriers(barriers, T::kQ, T::kSummedQ, T::kConsumers * kReleasing<true>);
+    InitBarriers(barriers, T::kSummedQ, T::kPairs, T::kConsumers * kReleasing<false>);
+    PublishBarriers();
   }
   __syncthreads();
   GridDependencySynchronize();
@@ -737,7 +740,7 @@ __device__ __forceinline__ void ConsumeForRows(const Result<E>* to_dq, const Par
     if constexpr (T::kReads) {
       ReadOperand<T::kSize, T::kRows>(of_q, shared + of_warpgroup);
       ReadOperand<T::kSize, T::kRows>(of_dy, shared + of_warpgroup + T::kTileQ);
-      ReleaseStage(barriers, T::kQ, at_q.stage);
+      ReleaseStage<true>(barriers, T::kQ, at_q.stage);
     }
     int unreleased = -1;  // the stage of keys that a product still reads
     const auto release_keys = [&] {
@@ -845,7 +848,11 @@ __global__ __launch_bounds__(T::kThreads,
   unsigned char* shared = DynamicShared<unsigned char>();
   shared += -SharedAddress(shared) & (kAlignment - 1);
   const uint32_t barriers = SharedAddress(of_barriers);
-  if (threadIdx.x == 0) InitBarriers(barriers, T::kPairs, T::kConsumers);
+  if (threadIdx.x == 0) {
+    InitBarriers(barriers, T::kQ, T::kK, T::kConsumers * kReleasing<T::kReads>);
+    InitBarriers(barriers, T::kK, T::kPairs, T::kConsumers * kReleasing<false>);
+    PublishBarriers();
+  }
   __syncthreads();
   GridDependencySynchronize();
   if (threadIdx.x / 128 == T::kConsumers) {

@@ -172,6 +172,10 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
     ReleaseStage(barriers, pair, at.stage);
     at.Advance();
   };
+  const auto release_q = [&] {
+    ReleaseStage<T::kReadsQ>(barriers, T::kQ, at_q.stage);
+    at_q.Advance();
+  };
   [[maybe_unused]] std::conditional_t<kDrops, Drawn, const Params&> drawn(params);
   RowTiles<T, kCausal> tiles(params);
   for (Tile tile; tiles.Next(tile);) {
@@ -215,7 +219,7 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
     wait(T::kQ, at_q);
     if constexpr (T::kReadsQ) {
       ReadOperand<T::kSize, T::kRows>(of_q, shared + of_warpgroup);
-      release(T::kQ, at_q);
+      release_q();
     }
     int block = tile.end - 1;
     if (kCausal && T::kKeys < T::kRows && block * T::kKeys >= tile.row + (consumer + 1) * 64) {
@@ -279,7 +283,7 @@ __device__ __forceinline__ void Consume(const Result<E>* to_y, const Params& par
       }
       round(scores, weights, kept);
     }
-    if constexpr (!T::kReadsQ) release(T::kQ, at_q);
+    if constexpr (!T::kReadsQ) release_q();
     wait(T::kV, at_v);
     BeginProducts();
     BeginProduct<E>(y, weights, v());
@@ -304,7 +308,11 @@ __global__ __launch_bounds__(T::kThreads,
   unsigned char* shared = DynamicShared<unsigned char>();
   shared += -SharedAddress(shared) & (kAlignment - 1);
   const uint32_t barriers = SharedAddress(of_barriers);
-  if (threadIdx.x == 0) InitBarriers(barriers, T::kPairs, T::kConsumers);
+  if (threadIdx.x == 0) {
+    InitBarriers(barriers, T::kQ, T::kK, T::kConsumers * kReleasing<T::kReadsQ>);
+    InitBarriers(barriers, T::kK, T::kPairs, T::kConsumers * kReleasing<false>);
+    PublishBarriers();
+  }
   __syncthreads();
   GridDependencySynchronize();
   if (threadIdx.x / 128 == T::kConsumers) {

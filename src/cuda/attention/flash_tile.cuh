@@ -173,12 +173,12 @@ __device__ __forceinline__ uint32_t Full(uint32_t barriers, int pair) {
 __device__ __forceinline__ uint32_t Empty(uint32_t barriers, int pair) {
   return barriers + pair * 16 + 8;
 }
-__device__ __forceinline__ void InitBarriers(uint32_t barriers, int pairs, int consumers) {
-  for (int pair = 0; pair < pairs; pair++) {
+// Initializes the pairs [begin, end), of stages that so many threads give back.
+__device__ __forceinline__ void InitBarriers(uint32_t barriers, int begin, int end, int threads) {
+  for (int pair = begin; pair < end; pair++) {
     InitBarrier(Full(barriers, pair), 1);
-    InitBarrier(Empty(barriers, pair), consumers * 4);
+    InitBarrier(Empty(barriers, pair), threads);
   }
-  PublishBarriers();
 }
 
 // The number of this thread's warpgroup, known to be the same for all of a warp.
@@ -186,15 +186,22 @@ __device__ __forceinline__ int Warpgroup() {
   return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
 }
 
-// A consumer waits for a stage, and gives it back: a thread of each warp does for all.
+// A consumer waits for a stage.
 template <int kStages>
 __device__ __forceinline__ void WaitForStage(uint32_t barriers, int pair,
                                              const RingPosition<kStages>& at) {
   WaitForPhase(Full(barriers, pair + at.stage), at.parity);
 }
+// A consumer gives a stage back: a thread of each warp does for all where products alone have read
+// it, and every thread, with kEach, where threads have. For those __syncwarp would do, but ptxas
+// leaves it out of warps that are together, and racecheck then takes the arrival of a lane for the
+// order of that lane's reads.
+template <bool kEach>
+constexpr int kReleasing = kEach ? 128 : 4;  // threads of a consumer
+template <bool kEach = false>
 __device__ __forceinline__ void ReleaseStage(uint32_t barriers, int pair, int stage) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) Arrive(Empty(barriers, pair + stage));
+  if constexpr (!kEach) __syncwarp();
+  if (kEach || threadIdx.x % 32 == 0) Arrive(Empty(barriers, pair + stage));
 }
 
 // Whether elements are multiplied as tf32; those of a row of a box, and the columns that an
