@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +27,10 @@ from ...graph.spec import FLOAT32, Spec
 from ...runtime.host_threads import share, thread_count
 from .geometry import Pair
 
-CHUNK_NBYTES = 4 << 20  # of scratch, of which a layer uses a part at a time
+CHUNK_NBYTES = 5 << 19  # of a layer's scratch, most of which the cache of a core holds
 PARTS = 4  # at least, of a batch, for threads to share
-RUN = 16  # a chunk has a multiple of it: images of a vector
+RUN = 16  # images of a vector: a chunk has a multiple of it
+BUFFER = 64  # elements; with numpy's own size ufuncs copy what is not contiguous to buffers first
 MOST_CHANNELS = 32  # with more, the elements of a patch that a filter does not meet cost too much
 FEW_OUTPUTS = 16  # of a column of a product, which then computes the rows of a window too
 SMALL_PRODUCT = 10**6  # multiplications; OpenBLAS first copies the operands of larger ones
@@ -52,6 +54,7 @@ class Layer(NamedTuple):
     window: int
     out: Pair  # windows
     relu: bool
+    bias: bool = True
 
     @property
     def rows(self) -> int:
@@ -117,13 +120,13 @@ def pays(channels: int, filters: int) -> bool:
     return max(channels, filters) <= MOST_CHANNELS
 
 
-def chunks(layers: Layers, images: int) -> Iterator[slice]:
+def chunks(layers: Layers, images: int) -> list[slice]:
     """All images in chunks, which do not depend on the number of threads."""
-    floats = sum(layer.floats + math.prod(layer.maxima) for layer in layers)
-    most = min(CHUNK_NBYTES // (max(floats, 1) * FLOAT32.itemsize), -(-images // PARTS))
-    step = max(-(-most // RUN), 1) * RUN
-    for start in range(0, images, step):
-        yield slice(start, min(start + step, images))
+    floats = max(layer.floats + math.prod(layer.maxima) for layer in layers)
+    most = CHUNK_NBYTES // (max(floats, 1) * FLOAT32.itemsize) // RUN
+    few = -(-images // (PARTS * RUN))
+    step = max(min(most, few), 1) * RUN
+    return [slice(start, min(start + step, images)) for start in range(0, images, step)]
 
 
 class Kept(NamedTuple):
@@ -184,7 +187,7 @@ class Thread:
     @staticmethod
     def specs(layers: Layers, images: int) -> list[Spec]:
         """The scratch for a batch, floats and bytes: a row for each thread."""
-        parts = list(chunks(layers, images))
+        parts = chunks(layers, images)
         count = parts[0].stop if parts else 0
         threads = max(min(thread_count(), len(parts)), 1)
         floats = max(layer.floats for layer in layers)
@@ -227,7 +230,7 @@ class Views:
         ]
         self._of_filters = self._sums[: layer.rows * parts * k * m].reshape(-1, parts, k, m)
         self._of_biases = self._sums[-layer.rows * m :].reshape(-1, m)
-        self._ones = np.ones(length, FLOAT32)
+        self._ones, self._zeros = np.ones(length, FLOAT32), np.zeros((layer.out[1], count), FLOAT32)
 
     def _strided(self, of: np.ndarray, shape: tuple[int, ...], *strides: int) -> np.ndarray:
         """A view of the scratch from the first element of another one on; strides in bytes."""
@@ -280,17 +283,17 @@ class Views:
 
     def pool(self, bias: np.ndarray | None, y: np.ndarray, code: np.ndarray) -> None:
         """The maxima of windows with bias and relu, and the codes of the first that hold them."""
-        first, *others = self._slabs
-        np.copyto(y, first)
-        code.fill(0)
-        for position, slab in enumerate(others, 1):
+        first, second, *others = self._slabs
+        np.greater(second, first, out=code.view(BOOL))
+        np.maximum(second, first, out=y)
+        for position, slab in enumerate(others, 2):
             np.greater(slab, y, out=self._mask)
             self._raise(code, position)
             np.maximum(slab, y, out=y)
         if bias is not None:
             np.add(y, bias[:, None, None], out=y)
         if self._layer.relu:
-            np.maximum(y, 0, out=y)
+            np.maximum(y, self._zeros, out=y)  # a number takes twice as long
             np.equal(y, 0, out=self._mask)
             self._raise(code, CUT)
 
@@ -406,6 +409,16 @@ def gather(layer: Layer, matrix: np.ndarray, df: np.ndarray) -> None:
 # ---- all layers ----
 
 
+@contextmanager
+def unbuffered() -> Iterator[None]:
+    """Ufuncs of this thread read arrays in place."""
+    before = np.setbufsize(BUFFER)
+    try:
+        yield
+    finally:
+        np.setbufsize(before)
+
+
 def forward(
     layers: Layers,
     x: np.ndarray,
@@ -427,65 +440,79 @@ def forward(
         maxima, codes = kept.of(layers, images)
         given = x[images].transpose(2, 1, 3, 0)
         made = (*maxima, passed[-1])
-        for s, matrix, (_, bias), pooled, code in zip(views, matrices, weights, made, codes):
-            s.load(given)
-            s.multiply(matrix)
-            s.pool(bias, pooled, code)
-            given = pooled
-        np.copyto(y[images], given.transpose(3, 1, 0, 2))
-        return not np.isnan(given.max(initial=0))
+        with unbuffered():
+            for s, matrix, (_, bias), pooled, code in zip(views, matrices, weights, made, codes):
+                s.load(given)
+                s.multiply(matrix)
+                s.pool(bias, pooled, code)
+                given = pooled
+            np.copyto(y[images], given.transpose(3, 1, 0, 2))
+            return not np.isnan(given.max(initial=0))
 
-    return all(share(chunk, list(chunks(layers, len(x))), threads))
+    return all(share(chunk, chunks(layers, len(x)), threads))
 
 
-def gradients(
+class Gradients(NamedTuple):
+    """What `backward` computes: None for what is not asked for."""
+
+    filters: Sequence[np.ndarray]
+    biases: Sequence[np.ndarray | None]
+    dx: np.ndarray | None
+
+
+def sums_spec(layers: Layers, images: int) -> Spec:
+    """The scratch for the sums of each chunk."""
+    size = sum((patch + 1) * outputs for _, patch, outputs in (layer.sums for layer in layers))
+    return Spec((len(chunks(layers, images)), size), FLOAT32)
+
+
+def backward(
     layers: Layers,
     arrays: tuple[np.ndarray, np.ndarray],
     filters: Sequence[np.ndarray],
     threads: Sequence[Thread],
+    sums: np.ndarray,
     kept: Kept,
     made: Gradients,
 ) -> bool:
     """The gradients for filters, biases and perhaps data, of x, dy, and what the way forward kept.
-    False where one of them is not finite: zeros of `spread` have made NaN of infinities then.
+    False where one of them is not finite: the zeros around filters make NaN of infinities.
     """
-    x, dy = arrays
-    first = 0 if made.dx is not None else 1
-    back = [spread_back(layer, f) if k >= first else None
-            for k, (layer, f) in enumerate(zip(layers, filters))]
-    parts = list(enumerate(chunks(layers, len(x))))
-    sums = [
-        [np.empty((len(parts), *shape), FLOAT32) for shape in (layer.sums[1:], layer.sums[2:])]
-        for layer in layers
-    ]
+    (x, dy), lowest = arrays, 0 if made.dx is not None else 1
+    matrices = [spread_back(layer, f) for layer, f in zip(layers[lowest:], filters[lowest:])]
 
     def chunk(part: tuple[int, slice], thread: Thread) -> None:
         number, images = part
         views, passed = thread.chunk(images)
         maxima, codes = kept.of(layers, images)
-        np.copyto(passed[-1], dy[images].transpose(2, 1, 3, 0))
-        for k in reversed(range(len(layers))):
-            views[k].unpool(passed[k], codes[k])
-            views[k].load(maxima[k - 1] if k else x[images].transpose(2, 1, 3, 0))
-            views[k].filter_gradient(*(each[number] for each in sums[k]))
-            if k:
-                views[k].data_gradient(back[k], passed[k - 1])
-            elif made.dx is not None:
-                views[k].data_gradient(back[k], made.dx[images].transpose(2, 1, 3, 0))
+        given = [x[images].transpose(2, 1, 3, 0), *maxima]
+        below = [None if made.dx is None else made.dx[images].transpose(2, 1, 3, 0), *passed]
+        own = _sums_of(layers, sums[number])
+        with unbuffered():
+            np.copyto(passed[-1], dy[images].transpose(2, 1, 3, 0))
+            for k in reversed(range(len(layers))):
+                views[k].unpool(passed[k], codes[k])
+                views[k].load(given[k])
+                views[k].filter_gradient(*own[k])
+                if (dx := below[k]) is not None:
+                    views[k].data_gradient(matrices[k - lowest], dx)
 
-    share(chunk, parts, threads)
-    for layer, df, db, (of_filter, of_bias) in zip(layers, made.filters, made.biases, sums):
-        # In the order of chunks, whichever thread had them.
-        gather(layer, of_filter.sum(axis=0), df)
+    share(chunk, list(enumerate(chunks(layers, len(x)))), threads)
+    total = sums.sum(axis=0)  # in the order of chunks, whichever thread had them
+    for layer, df, db, of in zip(layers, made.filters, made.biases, _sums_of(layers, total)):
+        gather(layer, of[0], df)
         if db is not None:
-            np.sum(of_bias.reshape(-1, layer.filters), axis=0, out=db)
-    found = [a for a in (*made.filters, *made.biases, made.dx) if a is not None]
-    return all(np.isfinite(a).all() for a in found)
+            np.sum(of[1].reshape(-1, layer.filters), axis=0, out=db)
+    found = (*made.filters, *made.biases, made.dx)
+    return all(np.isfinite(a).all() for a in found if a is not None)
 
 
-class Gradients(NamedTuple):
-    """What `gradients` computes: None for what is not asked for."""
-
-    filters: list[np.ndarray]
-    biases: list[np.ndarray | None]
-    dx: np.ndarray | None
+def _sums_of(layers: Layers, memory: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each layer the sums of filters (patch, outputs) and of biases (outputs,)."""
+    made, start = [], 0
+    for layer in layers:
+        _, patch, outputs = layer.sums
+        middle, stop = start + patch * outputs, start + (patch + 1) * outputs
+        made.append((memory[start:middle].reshape(patch, outputs), memory[middle:stop]))
+        start = stop
+    return made
