@@ -77,6 +77,8 @@ class ConvPoolChainForward(ConvPoolChain):
     gives the maxima alone.
     """
 
+    discrete_outputs = (1, 2)  # there is nothing to compare them with
+
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, ...]:
         (y,) = cast(tuple[Spec, ...], super().infer(node, *specs))
         return y, *Kept.specs(node.attrs["layers"], specs[0].shape[0])
@@ -89,7 +91,8 @@ class ConvPoolChainForward(ConvPoolChain):
             if forward(layers, x, operands, self.threads(node, scratch), y, Kept(*kept)):
                 return
         super().numpy(node, *arrays[:count], y)
-        kept[1].fill(UNKNOWN)
+        for array, value in zip(kept, (0, UNKNOWN)):
+            array.fill(value)
 
 
 class ConvPoolChainGradient(ConvPoolChain):
