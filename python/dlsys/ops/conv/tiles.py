@@ -200,6 +200,18 @@ class Thread:
         ]
 
 
+class Part(NamedTuple):
+    """A part of images (H, C, W, images), of which the columns may be taken apart."""
+
+    rows: int
+    columns: slice
+    shape: tuple[int, ...]
+
+    def of(self, images: np.ndarray) -> np.ndarray:
+        """A view of the part."""
+        return images[: self.rows, :, self.columns].reshape(self.shape)
+
+
 class Views:
     """Views of the scratch in which a thread computes a number of images of a layer."""
 
@@ -207,16 +219,19 @@ class Views:
         self._layer, self._floats, w = layer, floats, layer.window
         self._plane, self._columns, outputs = divide(floats, layer.shapes, count)
         self._interior = list(self._parts_of_plane())
+        self._inside = sum(inner.size for inner, _ in self._interior)
         self._seen = list(self._parts_of_columns())
         length = layer.out[1] * count
         self._rows = self._columns.reshape(layer.seen[0], layer.channels * layer.patch, length)
         self._products = outputs.reshape(layer.rows, w * layer.filters, length)
         self._windows = outputs.reshape(layer.out[0], w, w, *outputs.shape[2:])
         self._slabs = [self._windows[:, i, j] for i in range(w) for j in range(w)]
+        # Bytes of an element of windows each; those of the first say where relu cuts off.
         self._chosen = masks[: self._windows.size].reshape(self._windows.shape).view(BOOL)
-        self._bytes = masks[: self._slabs[0].size].reshape(self._slabs[0].shape)
-        self._mask = self._bytes.view(BOOL)
-        self._positions = np.arange(w * w, dtype=UINT8).reshape(w, w, 1, 1, 1)
+        self._codes = masks[: self._windows.size].reshape(-1, *self._slabs[0].shape)
+        self._larger = self._codes.view(BOOL)
+        self._positions = np.array([CUT, *range(1, w * w)], UINT8)[:, None, None, None, None]
+        self._elements = np.arange(w * w, dtype=UINT8).reshape(w, w, 1, 1, 1)
         # The operands and results of products; those back through the layer are made by need.
         patches = self._patches(layer.rows_at_once)
         self._forward = cut(patches, self._products.reshape(len(patches), -1, length))
@@ -237,27 +252,38 @@ class Views:
         start = of.__array_interface__["data"][0] - self._floats.__array_interface__["data"][0]
         return np.ndarray(shape, FLOAT32, self._floats, start, strides)
 
-    def _parts_of_plane(self) -> Iterator[tuple[np.ndarray, tuple[slice, ...]]]:
-        """Where the plane has what windows see of images (H, C, W, images), by remainders of its
-        columns modulo the window, and where the images have it.
+    def _parts_of_plane(self) -> Iterator[tuple[np.ndarray, Part]]:
+        """Where the plane has what windows see of images (H, C, W, images), and where the images
+        have it: the columns by their remainders modulo the window, or all of them.
         """
         layer, w = self._layer, self._layer.window
         (above, left), (height, width) = layer.before, layer.seen
         rows, columns = min(layer.plane[0], height - above), min(layer.plane[1], width - left)
+        plane = self._plane[above : above + rows]
+        if left % w == columns % w == 0:
+            inner = plane[:, :, :, left // w : (left + columns) // w].transpose(0, 1, 3, 2, 4)
+            yield inner, Part(rows, slice(columns), inner.shape)
+            return
         for first in range(min(w, columns)):
             begin, remainder = divmod(left + first, w)
-            end = begin + len(range(first, columns, w))
-            inner = self._plane[above : above + rows, :, remainder, begin:end]
-            yield inner, (slice(rows), slice(None), slice(first, columns, w))
+            inner = plane[:, :, remainder, begin : begin + len(range(first, columns, w))]
+            yield inner, Part(rows, slice(first, columns, w), inner.shape)
 
     def _parts_of_columns(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The columns of patches with one remainder modulo the window, and where the plane has
-        them.
+        """The columns of patches by their remainders modulo the window, or all of them, and where
+        the plane has them.
         """
-        y, c, _, x, image = self._plane.strides
-        for first in range(min(self._layer.window, self._layer.patch)):
-            to = self._columns[:, :, first :: self._layer.window]
-            yield to, self._strided(self._plane[:, :, first], to.shape, y, c, x, x, image)
+        (height, c, patch, across, count), w = self._columns.shape, self._layer.window
+        y, channel, remainder, x, image = self._plane.strides
+        if patch % w == 0:
+            to = self._columns.reshape(height, c, patch // w, w, across, count)
+            strides = y, channel, x, remainder, x, image
+            yield to, self._strided(self._plane, to.shape, *strides)
+            return
+        for first in range(min(w, patch)):
+            to = self._columns[:, :, first::w]
+            seen = self._plane[:, :, first]
+            yield to, self._strided(seen, to.shape, y, channel, x, x, image)
 
     def _patches(self, rows: int) -> np.ndarray:
         """The columns as matrices, each for so many rows of outputs; they overlap."""
@@ -270,10 +296,10 @@ class Views:
 
     def load(self, images: np.ndarray) -> None:
         """Images (H, C, W, images) to columns."""
-        if sum(inner.size for inner, _ in self._interior) < self._plane.size:
+        if self._inside < self._plane.size:
             self._plane.fill(0)
-        for inner, at in self._interior:
-            np.copyto(inner, images[at])
+        for inner, part in self._interior:
+            np.copyto(inner, part.of(images))
         for columns, seen in self._seen:
             np.copyto(columns, seen)
 
@@ -282,33 +308,29 @@ class Views:
         np.matmul(matrix, self._forward[0], out=self._forward[1])
 
     def pool(self, bias: np.ndarray | None, y: np.ndarray, code: np.ndarray) -> None:
-        """The maxima of windows with bias and relu, and the codes of the first that hold them."""
+        """The maxima of windows with bias and relu, and the codes of the first that hold them: with
+        arithmetic, since numpy's `where` takes a branch for each element.
+        """
         first, second, *others = self._slabs
-        np.greater(second, first, out=code.view(BOOL))
+        np.greater(second, first, out=self._larger[1])
         np.maximum(second, first, out=y)
-        for position, slab in enumerate(others, 2):
-            np.greater(slab, y, out=self._mask)
-            self._raise(code, position)
+        for slab, larger in zip(others, self._larger[2:]):
+            np.greater(slab, y, out=larger)
             np.maximum(slab, y, out=y)
         if bias is not None:
             np.add(y, bias[:, None, None], out=y)
         if self._layer.relu:
             np.maximum(y, self._zeros, out=y)  # a number takes twice as long
-            np.equal(y, 0, out=self._mask)
-            self._raise(code, CUT)
-
-    def _raise(self, code: np.ndarray, position: int) -> None:
-        """Sets codes to a larger one where the mask, which it uses up, says so: with arithmetic,
-        since numpy's `where` takes a branch for each element.
-        """
-        np.multiply(self._bytes, UINT8.type(position), out=self._bytes)
-        np.maximum(code, self._bytes, out=code)
+            np.equal(y, 0, out=self._larger[0])
+        codes = self._codes if self._layer.relu else self._codes[1:]
+        np.multiply(codes, self._positions[-len(codes) :], out=codes)
+        np.maximum.reduce(codes, axis=0, out=code)
 
     # ---- back ----
 
     def unpool(self, dy: np.ndarray, code: np.ndarray) -> None:
         """The gradient of the convolution's outputs, of that of the maxima."""
-        np.equal(code[:, None, None], self._positions, out=self._chosen)
+        np.equal(code[:, None, None], self._elements, out=self._chosen)
         np.copyto(self._windows, self._chosen)
         np.multiply(self._windows, dy[:, None, None], out=self._windows)
 
@@ -331,10 +353,10 @@ class Views:
         for j in range(self._layer.patch):
             met = self._plane[:, :, j % w, j // w : j // w + across]
             np.add(met, self._columns[:, :, j], out=met)
-        if sum(inner.size for inner, _ in self._interior) < dx.size:
+        if self._inside < dx.size:
             dx.fill(0)  # where no window sees it
-        for inner, at in self._interior:
-            np.copyto(dx[at], inner)
+        for inner, part in self._interior:
+            np.copyto(part.of(dx), inner)
 
     def _products_back(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
         """For rows of the plane the columns of `spread_back` and the rows of outputs that they
