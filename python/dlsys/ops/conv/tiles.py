@@ -28,7 +28,7 @@ from ...runtime.host_threads import share, thread_count
 from .geometry import Pair
 
 CHUNK_NBYTES = 5 << 19  # of a layer's scratch, most of which the cache of a core holds
-PARTS = 4  # at least, of a batch, for threads to share
+PARTS = 2  # at least, of a batch, for threads to share
 RUN = 16  # images of a vector: a chunk has a multiple of it
 BUFFER = 64  # elements; with numpy's own size ufuncs copy what is not contiguous to buffers first
 MOST_CHANNELS = 32  # with more, the elements of a patch that a filter does not meet cost too much
