@@ -10,7 +10,6 @@ So they are of losses and gradients that stay apart, because rows count differen
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from ..arguments.signature import Signature
 from ..dtypes import is_narrow
 from ..graph.lines import attributed_to
 from ..graph.node import Node, Op, same_nodes
-from ..graph.spec import FLOAT32, Spec
+from ..graph.spec import FLOAT32
 from ..ops.elementwise import cast_op
 from ..ops.leaf import constant_op, placeholder_op
 from ..ops.loss.cross_entropy import (
@@ -30,7 +29,6 @@ from ..ops.loss.cross_entropy import (
     sparse_cross_entropy_gradient_op,
     sparse_cross_entropy_rows_op,
 )
-from ..ops.indexing import check_range
 from ..ops.reduce import mean_op, sum_op
 from ..passes.pipeline import Options, Pass
 from ..runtime.target import Target
@@ -64,55 +62,6 @@ class FusedCrossEntropy(Fused):
 
     def scalars(self, node: Node) -> tuple[float, float]:
         return node.attrs["scale"], node.attrs["dy"]
-
-    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        dx = outputs[1]
-        classes, rows = dx.shape[-1], math.prod(dx.shape[:-1])
-        more = 0 if self is fused_sparse_cross_entropy_op else max(classes, 1)
-        return [dx._replace(shape=(count, rows)) for count in (classes, 2 + more)]
-
-    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        x, labels, _, z, rows, loss, dx = arrays
-        scale, dy = self.scalars(node)
-        if self is fused_sparse_cross_entropy_op:
-            check_range(node, "label", labels, len(z))
-        if not x.size:
-            super().numpy(node, *arrays[:3], loss, dx)
-            return
-        np.copyto(z, x.reshape(-1, len(z)).T)
-        write = _write_sparse if self is fused_sparse_cross_entropy_op else _write_dense
-        loss[...] = scale * write(z, labels, rows, dy)
-        np.copyto(dx.reshape(-1, len(z)), z.T)
-
-
-# The sum of the losses of logits z (classes, rows), whose gradients times dy take their place. By
-# classes, since numpy takes long for rows of a few elements. Nothing is left of `rows`.
-
-
-def _write_sparse(z: np.ndarray, labels: np.ndarray, rows: np.ndarray, dy: float) -> float:
-    row, total = rows
-    own = labels.reshape(-1).astype(np.int64, copy=False) * len(row) + np.arange(len(row))
-    np.subtract(z, np.max(z, axis=0, out=row), out=z)
-    of_labels = z.reshape(-1)[own].sum(dtype=np.float64)
-    np.sum(np.exp(z, out=z), axis=0, out=total)
-    loss = np.log(total, out=row).sum(dtype=np.float64) - of_labels
-    np.multiply(z, np.divide(dy, total, out=total), out=z)
-    z.reshape(-1)[own] -= dy
-    return loss
-
-
-def _write_dense(z: np.ndarray, labels: np.ndarray, rows: np.ndarray, dy: float) -> float:
-    row, total, of_labels = rows[0], rows[1], rows[2:]
-    by_class = labels.reshape(-1, len(z)).T
-    np.subtract(z, np.max(z, axis=0, out=row), out=z)
-    loss = -np.multiply(by_class, z, out=of_labels).sum(dtype=np.float64)
-    np.sum(np.exp(z, out=z), axis=0, out=total)
-    np.sum(by_class, axis=0, out=row)
-    np.multiply(z, np.divide(row, total, out=of_labels[0]), out=z)
-    loss += np.multiply(np.log(total, out=total), row, out=row).sum(dtype=np.float64)
-    np.subtract(z, by_class, out=z)
-    np.multiply(z, dy, out=z)
-    return loss
 
 
 fused_cross_entropy_op = FusedCrossEntropy("fused_cross_entropy", (2,))  # which reads labels again

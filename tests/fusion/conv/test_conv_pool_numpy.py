@@ -9,7 +9,6 @@ import unittest
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys import functional as F
 from dlsys.graph.node import Node
 from dlsys.ops.conv import tiles
 from fusion.conv.test_conv_pool import BACKWARD, FORWARD, LAYERS, LEFT, Layer, run
@@ -202,7 +201,9 @@ class Networks(unittest.TestCase):
 
     def test_what_is_not_finite(self) -> None:
         """NaN and infinities go where the plain operators take them, and the next run is right."""
-        loss, outputs, wanted, feeds = network((3, 1, 16, 16), *LENET[:1], dict(filters=4, relu=False))
+        loss, outputs, wanted, feeds = network(
+            (3, 1, 16, 16), *LENET[:1], dict(filters=4, relu=False)
+        )
         fetches = [outputs[-1], *ad.gradients(loss, wanted)]
         executor, plain = ad.Executor(fetches), run(fetches, feeds, None, fused=False)
         for value in (np.inf, -np.inf, np.nan):

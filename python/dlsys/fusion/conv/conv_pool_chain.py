@@ -1,5 +1,5 @@
-"""Layers of small convolutions, relu and max-pools as one operator forward and one back, where numpy
-takes a chunk of images through all of them (`ops/conv/tiles.py`).
+"""Chains of small convolutions, relu and max-pools as one operator forward and one back, for numpy,
+which takes a few images at a time through all of them (`ops/conv/tiles.py`).
 
 Pattern: the convolutions that `conv_pool` fused, each the only reader of the one before it but for
 its gradients, and the gradients of each, all of one dy, which for all layers but the last is the
@@ -25,7 +25,7 @@ from ...ops.conv.tiles import (
     Kept,
     Layer,
     Layers,
-    Thread,
+    Scratch,
     backward,
     forward,
     sums_spec,
@@ -60,15 +60,17 @@ class ConvPoolChain(Fused):
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
         if inputs[0].dtype != FLOAT32:
             return []
-        return Thread.specs(node.attrs["layers"], inputs[0].shape[0])
+        return Scratch.specs(node.attrs["layers"], inputs[0].shape[0])
 
-    def threads(self, node: Node, scratch: list[Array]) -> list[Thread]:
-        """The scratch of each thread, with views that are made once for a plan."""
-        memory, threads = vars(node).get("threads", ((), ()))
-        if len(memory) != len(scratch) or any(a is not b for a, b in zip(memory, scratch)):
-            threads = [Thread(node.attrs["layers"], *each) for each in zip(*scratch)]
-            vars(node)["threads"] = scratch, threads
-        return threads
+    def scratch(self, node: Node, memory: list[Array]) -> list[Scratch]:
+        """That of each thread. Its views are made once for a plan: a node is a step of one plan,
+        which gives it the same memory in each run.
+        """
+        before, made = vars(node).get("scratch", ((), ()))
+        if len(before) != len(memory) or any(a is not b for a, b in zip(before, memory)):
+            made = [Scratch(node.attrs["layers"], *each) for each in zip(*memory)]
+            vars(node)["scratch"] = memory, made
+        return made
 
 
 class ConvPoolChainForward(ConvPoolChain):
@@ -85,10 +87,10 @@ class ConvPoolChainForward(ConvPoolChain):
 
     def numpy(self, node: Node, *arrays: Array) -> None:
         count, layers = len(node.inputs), node.attrs["layers"]
-        (x, *weights), scratch, (y, *kept) = arrays[:count], [*arrays[count:-3]], arrays[-3:]
-        if scratch:
+        (x, *weights), memory, (y, *kept) = arrays[:count], [*arrays[count:-3]], arrays[-3:]
+        if memory:
             operands = _by_layer(layers, weights)
-            if forward(layers, x, operands, self.threads(node, scratch), y, Kept(*kept)):
+            if forward(layers, x, operands, self.scratch(node, memory), y, Kept(*kept)):
                 return
         super().numpy(node, *arrays[:count], y)
         for array, value in zip(kept, (0, UNKNOWN)):
@@ -105,21 +107,22 @@ class ConvPoolChainGradient(ConvPoolChain):
         super().__init__("conv2d_pool_chain_gradient", outputs, biases=Instance(tuple))
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
-        scratch = super().workspace(node, inputs, outputs)
-        return scratch and [*scratch, sums_spec(node.attrs["layers"], inputs[0].shape[0])]
+        memory = super().workspace(node, inputs, outputs)
+        return memory and [*memory, sums_spec(node.attrs["layers"], inputs[0].shape[0])]
 
     def numpy(self, node: Node, *arrays: Array) -> None:
         count, layers, biases = len(node.inputs), node.attrs["layers"], node.attrs["biases"]
         (x, dy, *weights), kept = arrays[: count - 2], Kept(*arrays[count - 2 : count])
-        scratch, made = [*arrays[count : -self.outputs]], arrays[-self.outputs :]
-        if scratch and not np.any(kept.codes[:1, :1] == UNKNOWN):
+        memory, made = [*arrays[count : -self.outputs]], arrays[-self.outputs :]
+        if memory and not np.any(kept.codes[:1, :1] == UNKNOWN):
             values = iter(made)
             pairs = [(next(values), next(values) if has else None) for has in biases]
-            gradients = Gradients(*map(list, zip(*pairs)), next(values, None))
+            of_filters, of_biases = zip(*pairs)
+            gradients = Gradients(of_filters, of_biases, next(values, None))
             filters = [f for f, _ in _by_layer(layers, weights)]
-            *scratch, sums = scratch
-            threads = self.threads(node, scratch)
-            if backward(layers, (x, dy), filters, threads, sums, kept, gradients):
+            *memory, sums = memory
+            scratch = self.scratch(node, memory)
+            if backward(layers, (x, dy), filters, scratch, sums, kept, gradients):
                 return
         super().numpy(node, *arrays[:count], *made)
 

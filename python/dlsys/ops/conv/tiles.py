@@ -1,7 +1,7 @@
-"""Layers of a convolution, relu and a max-pool in numpy, images innermost. A chunk of images, (rows,
-C, columns, images), goes through all layers forward, and through all of them back, in scratch that
-stays in the cache of a core; chunks are shared by threads. Every slice of such an array is long
-runs of memory, and every product has many columns.
+"""Layers of a convolution, relu and a max-pool in numpy, images innermost: a chunk of images (rows,
+C, columns, images) goes through all layers forward, and later through all of them back, in scratch
+that the cache of a core holds. Threads share the chunks. Every slice of such an array is long runs
+of memory, every product has many columns, and only the first and the last layer transpose images.
 
 A column of a product computes the outputs of a window's columns, and where there are few filters
 those of its rows too, from the part of the image that these see. The scratch `columns` (rows, C,
@@ -150,9 +150,7 @@ class Kept(NamedTuple):
         return divide(maxima, shapes[:-1], count), divide(codes, shapes, count)
 
 
-def divide(
-    memory: np.ndarray, shapes: Sequence[tuple[int, ...]], images: int
-) -> list[np.ndarray]:
+def divide(memory: np.ndarray, shapes: Sequence[tuple[int, ...]], images: int) -> list[np.ndarray]:
     """Arrays (*shape, images) one behind the other in memory."""
     made, start = [], 0
     for shape in shapes:
@@ -162,7 +160,7 @@ def divide(
     return made
 
 
-class Thread:
+class Scratch:
     """The scratch of a thread, with the views of it that chunks take: made once for a number of
     images.
     """
@@ -193,6 +191,7 @@ class Thread:
         floats = max(layer.floats for layer in layers)
         floats += sum(math.prod(layer.maxima) for layer in layers)
         sums = max(layer.sums_size(count) for layer in layers)
+        sums = -(-sums // RUN) * RUN  # rows begin at vectors
         masks = max(math.prod(layer.shapes[-1]) for layer in layers)
         return [
             Spec((threads, floats * count + sums), FLOAT32),
@@ -232,20 +231,20 @@ class Views:
         self._larger = self._codes.view(BOOL)
         self._positions = np.array([CUT, *range(1, w * w)], UINT8)[:, None, None, None, None]
         self._elements = np.arange(w * w, dtype=UINT8).reshape(w, w, 1, 1, 1)
-        # The operands and results of products; those back through the layer are made by need.
+        self._ones, self._zeros = np.ones(length, FLOAT32), np.zeros((layer.out[1], count), FLOAT32)
+        # The operands and results of products; those of data gradients are made by need.
         patches = self._patches(layer.rows_at_once)
         self._forward = cut(patches, self._products.reshape(len(patches), -1, length))
         self._back: list[tuple[slice, np.ndarray, np.ndarray]] = []
-        k, m = self._patches(1).shape[1], w * layer.filters
-        parts = layer.parts_of_sums(count)
-        self._sums = floats[len(floats) - layer.sums_size(count) :]
-        self._transposed = [
-            x.reshape(*x.shape[:2], parts, -1).transpose(0, 2, *last)
-            for x, last in ((self._patches(1), (1, 3)), (self._products, (3, 1)))
-        ]
-        self._of_filters = self._sums[: layer.rows * parts * k * m].reshape(-1, parts, k, m)
-        self._of_biases = self._sums[-layer.rows * m :].reshape(-1, m)
-        self._ones, self._zeros = np.ones(length, FLOAT32), np.zeros((layer.out[1], count), FLOAT32)
+        parts, (rows, k, m) = layer.parts_of_sums(count), layer.sums
+        self._patches_cut, outputs_cut = (
+            x.reshape(rows, -1, parts, length // parts).transpose(0, 2, 1, 3)
+            for x in (self._patches(1), self._products)
+        )
+        self._outputs_transposed = outputs_cut.transpose(0, 1, 3, 2)
+        sums = floats[len(floats) - layer.sums_size(count) :]
+        self._of_filters = sums[: rows * parts * k * m].reshape(rows, parts, k, m)
+        self._of_biases = sums[rows * parts * k * m :].reshape(rows, m)
 
     def _strided(self, of: np.ndarray, shape: tuple[int, ...], *strides: int) -> np.ndarray:
         """A view of the scratch from the first element of another one on; strides in bytes."""
@@ -338,7 +337,7 @@ class Views:
         """The gradients, summed over the images, for filters as `spread` makes them, transposed,
         and for the outputs of a column.
         """
-        np.matmul(*self._transposed, out=self._of_filters)
+        np.matmul(self._patches_cut, self._outputs_transposed, out=self._of_filters)
         np.add.reduce(self._of_filters, axis=(0, 1), out=df)
         np.matmul(self._products, self._ones, out=self._of_biases)
         np.add.reduce(self._of_biases, axis=0, out=db)
@@ -445,7 +444,7 @@ def forward(
     layers: Layers,
     x: np.ndarray,
     weights: Sequence[tuple[np.ndarray, np.ndarray | None]],
-    threads: Sequence[Thread],
+    scratch: Sequence[Scratch],
     y: np.ndarray,
     kept: Kept,
 ) -> bool:
@@ -457,8 +456,8 @@ def forward(
         return False
     matrices = [spread(layer, f, layer.rows_at_once) for layer, (f, _) in zip(layers, weights)]
 
-    def chunk(images: slice, thread: Thread) -> bool:
-        views, passed = thread.chunk(images)
+    def chunk(images: slice, own: Scratch) -> bool:
+        views, passed = own.chunk(images)
         maxima, codes = kept.of(layers, images)
         given = x[images].transpose(2, 1, 3, 0)
         made = (*maxima, passed[-1])
@@ -471,7 +470,7 @@ def forward(
             np.copyto(y[images], given.transpose(3, 1, 0, 2))
             return not np.isnan(given.max(initial=0))
 
-    return all(share(chunk, chunks(layers, len(x)), threads))
+    return all(share(chunk, chunks(layers, len(x)), scratch))
 
 
 class Gradients(NamedTuple):
@@ -492,41 +491,42 @@ def backward(
     layers: Layers,
     arrays: tuple[np.ndarray, np.ndarray],
     filters: Sequence[np.ndarray],
-    threads: Sequence[Thread],
+    scratch: Sequence[Scratch],
     sums: np.ndarray,
     kept: Kept,
     made: Gradients,
 ) -> bool:
     """The gradients for filters, biases and perhaps data, of x, dy, and what the way forward kept.
-    False where one of them is not finite: the zeros around filters make NaN of infinities.
+    False where one of them, or of those between, is not finite: the zeros around filters make NaN
+    of infinities.
     """
     (x, dy), lowest = arrays, 0 if made.dx is not None else 1
     matrices = [spread_back(layer, f) for layer, f in zip(layers[lowest:], filters[lowest:])]
 
-    def chunk(part: tuple[int, slice], thread: Thread) -> None:
+    def chunk(part: tuple[int, slice], own: Scratch) -> None:
         number, images = part
-        views, passed = thread.chunk(images)
+        views, passed = own.chunk(images)
         maxima, codes = kept.of(layers, images)
         given = [x[images].transpose(2, 1, 3, 0), *maxima]
         below = [None if made.dx is None else made.dx[images].transpose(2, 1, 3, 0), *passed]
-        own = _sums_of(layers, sums[number])
+        own_sums = _sums_of(layers, sums[number])
         with unbuffered():
             np.copyto(passed[-1], dy[images].transpose(2, 1, 3, 0))
             for k in reversed(range(len(layers))):
                 views[k].unpool(passed[k], codes[k])
                 views[k].load(given[k])
-                views[k].filter_gradient(*own[k])
+                views[k].filter_gradient(*own_sums[k])
                 if (dx := below[k]) is not None:
                     views[k].data_gradient(matrices[k - lowest], dx)
 
-    share(chunk, list(enumerate(chunks(layers, len(x)))), threads)
+    share(chunk, list(enumerate(chunks(layers, len(x)))), scratch)
     total = sums.sum(axis=0)  # in the order of chunks, whichever thread had them
     for layer, df, db, of in zip(layers, made.filters, made.biases, _sums_of(layers, total)):
         gather(layer, of[0], df)
         if db is not None:
             np.sum(of[1].reshape(-1, layer.filters), axis=0, out=db)
-    found = (*made.filters, *made.biases, made.dx)
-    return all(np.isfinite(a).all() for a in found if a is not None)
+    # Whatever is not finite on the way is so in the sums for biases.
+    return all(np.isfinite(a).all() for a in (total, made.dx) if a is not None)
 
 
 def _sums_of(layers: Layers, memory: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
