@@ -117,7 +117,8 @@ LENET = dict(filters=6, size=(5, 5), padding=2), dict(filters=16, size=(5, 5))
 NETWORKS = {
     "lenet": ((37, 1, 28, 28), LENET),
     "one image": ((1, 1, 28, 28), LENET),
-    "chunks, the last of one image": ((129, 1, 28, 28), LENET),
+    "chunks, the last of one image": ((33, 1, 28, 28), LENET),
+    "chunks, the last with sums in more parts": ((127, 6, 16, 16), (dict(filters=16),)),
     "no images": ((0, 1, 28, 28), LENET),
     "three layers": (
         (21, 3, 31, 30),

@@ -27,7 +27,7 @@ from ...graph.spec import FLOAT32, Spec
 from ...runtime.host_threads import share, thread_count
 from .geometry import Pair
 
-CHUNK_NBYTES = 5 << 19  # of a layer's scratch, most of which the cache of a core holds
+CHUNK_NBYTES = 5 << 20  # of a layer's scratch: less fits caches better, but threads meet more often
 PARTS = 2  # at least, of a batch, for threads to share
 RUN = 16  # images of a vector: a chunk has a multiple of it
 BUFFER = 64  # elements; with numpy's own size ufuncs copy what is not contiguous to buffers first
@@ -94,6 +94,23 @@ class Layer(NamedTuple):
     def floats(self) -> int:
         """The scratch for an image."""
         return sum(map(math.prod, self.shapes))
+
+    @property
+    def rows_back(self) -> list[tuple[int, int, slice]]:
+        """For rows of the padded plane, one or those that meet all rows of a filter: their number,
+        the first row of outputs that they meet, and which rows of the filter, the lowest first.
+        """
+        found: list[tuple[int, int, slice]] = []
+        height = self.size[0]
+        for row in range(self.seen[0]):
+            above = row - height + 1
+            first, end = max(above, 0), min(row + 1, self.rows)
+            met = slice(first - above, end - above)
+            if found and found[-1][2] == met == slice(0, height):
+                found[-1] = found[-1][0] + 1, *found[-1][1:]
+            else:
+                found.append((1, first, met))
+        return found
 
     @property
     def sums(self) -> tuple[int, int, int]:
@@ -190,7 +207,8 @@ class Scratch:
         threads = max(min(thread_count(), len(parts)), 1)
         floats = max(layer.floats for layer in layers)
         floats += sum(math.prod(layer.maxima) for layer in layers)
-        sums = max(layer.sums_size(count) for layer in layers)
+        counts = {part.stop - part.start for part in parts}
+        sums = max((layer.sums_size(n) for layer in layers for n in counts), default=0)
         sums = -(-sums // RUN) * RUN  # rows begin at vectors
         masks = max(math.prod(layer.shapes[-1]) for layer in layers)
         return [
@@ -227,15 +245,20 @@ class Views:
         self._slabs = [self._windows[:, i, j] for i in range(w) for j in range(w)]
         # Bytes of an element of windows each; those of the first say where relu cuts off.
         self._chosen = masks[: self._windows.size].reshape(self._windows.shape).view(BOOL)
-        self._codes = masks[: self._windows.size].reshape(-1, *self._slabs[0].shape)
-        self._larger = self._codes.view(BOOL)
-        self._positions = np.array([CUT, *range(1, w * w)], UINT8)[:, None, None, None, None]
+        codes = masks[: self._windows.size].reshape(-1, *self._slabs[0].shape)
+        positions = np.array([CUT, *range(1, w * w)], UINT8)[:, None, None, None, None]
+        self._larger, first = codes.view(BOOL), 0 if layer.relu else 1
+        self._codes, self._positions = codes[first:], positions[first:]
         self._elements = np.arange(w * w, dtype=UINT8).reshape(w, w, 1, 1, 1)
         self._ones, self._zeros = np.ones(length, FLOAT32), np.zeros((layer.out[1], count), FLOAT32)
         # The operands and results of products; those of data gradients are made by need.
         patches = self._patches(layer.rows_at_once)
         self._forward = cut(patches, self._products.reshape(len(patches), -1, length))
-        self._back: list[tuple[slice, np.ndarray, np.ndarray]] = []
+        self._back: list[tuple[np.ndarray, np.ndarray]] = []
+        self._added = [
+            (self._plane[:, :, j % w, j // w : j // w + layer.out[1]], self._columns[:, :, j])
+            for j in range(layer.patch)
+        ]
         parts, (rows, k, m) = layer.parts_of_sums(count), layer.sums
         self._patches_cut, outputs_cut = (
             x.reshape(rows, -1, parts, length // parts).transpose(0, 2, 1, 3)
@@ -307,7 +330,7 @@ class Views:
         np.matmul(matrix, self._forward[0], out=self._forward[1])
 
     def pool(self, bias: np.ndarray | None, y: np.ndarray, code: np.ndarray) -> None:
-        """The maxima of windows with bias and relu, and the codes of the first that hold them: with
+        """The maxima of windows with bias (O, 1, 1) and relu, and the codes of the first that hold them: with
         arithmetic, since numpy's `where` takes a branch for each element.
         """
         first, second, *others = self._slabs
@@ -317,13 +340,12 @@ class Views:
             np.greater(slab, y, out=larger)
             np.maximum(slab, y, out=y)
         if bias is not None:
-            np.add(y, bias[:, None, None], out=y)
+            np.add(y, bias, out=y)
         if self._layer.relu:
             np.maximum(y, self._zeros, out=y)  # a number takes twice as long
             np.equal(y, 0, out=self._larger[0])
-        codes = self._codes if self._layer.relu else self._codes[1:]
-        np.multiply(codes, self._positions[-len(codes) :], out=codes)
-        np.maximum.reduce(codes, axis=0, out=code)
+        np.multiply(self._codes, self._positions, out=self._codes)
+        np.maximum.reduce(self._codes, axis=0, out=code)
 
     # ---- back ----
 
@@ -342,36 +364,29 @@ class Views:
         np.matmul(self._products, self._ones, out=self._of_biases)
         np.add.reduce(self._of_biases, axis=0, out=db)
 
-    def data_gradient(self, matrix: np.ndarray, dx: np.ndarray) -> None:
+    def data_gradient(self, matrices: Sequence[np.ndarray], dx: np.ndarray) -> None:
         """dx (H, C, W, images), by the filters as `spread_back` makes them."""
         self._back = self._back or list(self._products_back())
-        for columns, outputs, rows in self._back:
-            np.matmul(matrix[:, columns], outputs, out=rows)
+        for matrix, (outputs, rows) in zip(matrices, self._back):
+            np.matmul(matrix, outputs, out=rows)
         self._plane.fill(0)
-        w, across = self._layer.window, self._layer.out[1]
-        for j in range(self._layer.patch):
-            met = self._plane[:, :, j % w, j // w : j // w + across]
-            np.add(met, self._columns[:, :, j], out=met)
+        for plane, columns in self._added:
+            np.add(plane, columns, out=plane)
         if self._inside < dx.size:
             dx.fill(0)  # where no window sees it
         for inner, part in self._interior:
             np.copyto(part.of(dx), inner)
 
-    def _products_back(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """For rows of the plane the columns of `spread_back` and the rows of outputs that they
-        meet, and the rows of columns that the product makes.
+    def _products_back(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """For each matrix of `spread_back` the rows of outputs that it is multiplied with, and the
+        rows of columns that the product makes.
         """
-        (rows, m, length), height = self._products.shape, self._layer.size[0]
-        y, row, column = self._products.strides
+        (_, m, length), strides = self._products.shape, self._products.strides
         at = 0
-        while at < len(self._rows):
-            first, last = max(at - height + 1, 0), min(at, rows - 1)
-            met = last - first + 1
-            count = rows - height + 1 if met == height else 1
-            shape = count, met * m, length
-            outputs = self._strided(self._products[first:], shape, y, row, column)
-            begin = (first - (at - height + 1)) * m
-            yield slice(begin, begin + met * m), *cut(outputs, self._rows[at : at + count])
+        for count, first, met in self._layer.rows_back:
+            shape = count, (met.stop - met.start) * m, length
+            outputs = self._strided(self._products[first:], shape, *strides)
+            yield cut(outputs, self._rows[at : at + count])
             at += count
 
 
@@ -408,13 +423,13 @@ def spread(layer: Layer, f: np.ndarray, rows: int) -> np.ndarray:
     return matrix.reshape(rows * w * layer.filters, -1)
 
 
-def spread_back(layer: Layer, f: np.ndarray) -> np.ndarray:
-    """What takes the rows of outputs that a row of the plane meets, the uppermost first, to its
-    columns: (C · columns of a patch, rows of a filter · window · O).
+def spread_back(layer: Layer, f: np.ndarray) -> list[np.ndarray]:
+    """What takes the rows of outputs that rows of the plane meet to their columns, for each of
+    `rows_back`: (C · columns of a patch, rows of the filter · window · O).
     """
     matrix = spread(layer, f, 1).reshape(-1, layer.size[0], layer.channels * layer.patch)
-    back = matrix[:, ::-1].transpose(2, 1, 0)
-    return np.ascontiguousarray(back).reshape(len(back), -1)
+    back = np.ascontiguousarray(matrix[:, ::-1].transpose(2, 1, 0))
+    return [back[:, met].reshape(len(back), -1) for _, _, met in layer.rows_back]
 
 
 def gather(layer: Layer, matrix: np.ndarray, df: np.ndarray) -> None:
@@ -455,6 +470,7 @@ def forward(
     if not all(bias is None or np.isfinite(bias).all() for _, bias in weights):
         return False
     matrices = [spread(layer, f, layer.rows_at_once) for layer, (f, _) in zip(layers, weights)]
+    biases = [bias if bias is None else bias[:, None, None] for _, bias in weights]
 
     def chunk(images: slice, own: Scratch) -> bool:
         views, passed = own.chunk(images)
@@ -462,7 +478,7 @@ def forward(
         given = x[images].transpose(2, 1, 3, 0)
         made = (*maxima, passed[-1])
         with unbuffered():
-            for s, matrix, (_, bias), pooled, code in zip(views, matrices, weights, made, codes):
+            for s, matrix, bias, pooled, code in zip(views, matrices, biases, made, codes):
                 s.load(given)
                 s.multiply(matrix)
                 s.pool(bias, pooled, code)
