@@ -126,6 +126,11 @@ class ConvPoolChainGradient(ConvPoolChain):
                 return
         super().numpy(node, *arrays[:count], *made)
 
+    def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
+        again = [s for s in node.attrs["body"].steps if s.op is conv_pool_op]
+        twice = sum(s.op.cost(s, [x.spec for x in s.inputs], s.spec) for s in again)
+        return super().cost(node, inputs, output) - twice
+
 
 conv_pool_chain_op = ConvPoolChainForward("conv2d_pool_chain", 3)
 

@@ -330,8 +330,8 @@ class Views:
         np.matmul(matrix, self._forward[0], out=self._forward[1])
 
     def pool(self, bias: np.ndarray | None, y: np.ndarray, code: np.ndarray) -> None:
-        """The maxima of windows with bias (O, 1, 1) and relu, and the codes of the first that hold them: with
-        arithmetic, since numpy's `where` takes a branch for each element.
+        """The maxima of windows with bias (O, 1, 1) and relu, and the codes of the first that hold
+        them: with arithmetic, since numpy's `where` takes a branch for each element.
         """
         first, second, *others = self._slabs
         np.greater(second, first, out=self._larger[1])
