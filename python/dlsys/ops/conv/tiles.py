@@ -255,10 +255,7 @@ class Views:
         patches = self._patches(layer.rows_at_once)
         self._forward = cut(patches, self._products.reshape(len(patches), -1, length))
         self._back: list[tuple[np.ndarray, np.ndarray]] = []
-        self._added = [
-            (self._plane[:, :, j % w, j // w : j // w + layer.out[1]], self._columns[:, :, j])
-            for j in range(layer.patch)
-        ]
+        self._added = list(self._sums_of_columns())
         parts, (rows, k, m) = layer.parts_of_sums(count), layer.sums
         self._patches_cut, outputs_cut = (
             x.reshape(rows, -1, parts, length // parts).transpose(0, 2, 1, 3)
@@ -306,6 +303,16 @@ class Views:
             to = self._columns[:, :, first::w]
             seen = self._plane[:, :, first]
             yield to, self._strided(seen, to.shape, y, channel, x, x, image)
+
+    def _sums_of_columns(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """For the columns of patches, a window's width at a time, where the plane has them, and
+        they themselves.
+        """
+        w, across = self._layer.window, self._layer.out[1]
+        for first in range(0, self._layer.patch, w):
+            columns = self._columns[:, :, first : first + w]
+            at = first // w
+            yield self._plane[:, :, : columns.shape[2], at : at + across], columns
 
     def _patches(self, rows: int) -> np.ndarray:
         """The columns as matrices, each for so many rows of outputs; they overlap."""
