@@ -24,7 +24,7 @@ from ...ops.conv.convolution import (
 )
 from ...ops.conv.geometry import Windows
 from ...ops.conv.pooling import max_pool_gradient_op, max_pool_op
-from ...ops.conv.tiles import UINT8
+from ...ops.conv.tiles import UINT8, pays
 from ...ops.elementwise import relu_gradient_op, relu_op
 from ...ops.movement import reshape_op
 from ...ops.reduce import sum_op
@@ -59,7 +59,7 @@ def fits(geometry: Geometry, target: Target) -> Fits:
     """
     g = geometry
     if not target.native:
-        return Fits(*3 * (g.tiles.pays,))
+        return Fits(*3 * (pays(g.channels, g.filters),))
     x, f = (Spec((n, g.channels, *e), FLOAT32) for n, e in ((1, g.plane), (g.filters, g.size)))
     y = Spec((1, g.filters, *g.out), FLOAT32)
     code, attrs = y._replace(dtype=UINT8), (_HW(*g.before), g.window)

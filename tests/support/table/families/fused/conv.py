@@ -11,11 +11,12 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.errors import DlsysError
-from dlsys.fusion.conv import kept_filters
+from dlsys.fusion.conv import conv_pool_chain, kept_filters
 from dlsys.fusion.shared import conv_pool_operators as fused_conv
 from dlsys.fusion.shared.body import close
 from dlsys.fusion.shared.conv_pool_operators import CUT, Geometry
 from dlsys.ops.conv import convolution, pooling
+from dlsys.ops.conv.tiles import Layer
 from dlsys.runtime.device import cpu
 from dlsys.runtime.target import target_of
 from support.table.families.conv import around, convolved, data_gradient, filter_gradient, sizes_of
@@ -81,6 +82,20 @@ def of_filter_and_bias(
     return gradient(op, x, dy, code, geometry, make)[part]
 
 
+def chain(x: Any, *weights: Any, relu: bool, window: int, padding: Any) -> Any:
+    """Layers of a filter and a bias each."""
+    y, layers = x, []
+    for f, bias in zip(weights[::2], weights[1::2]):
+        g = geometry_of(y.spec.shape, f.spec.shape, padding, window)
+        sizes = g.channels, g.filters, g.plane, g.size, g.before, g.window, g.out
+        layers.append(Layer(*sizes, relu, True))
+        y = ad.conv2d(y, f, bias, padding=padding)
+        y = pooling.max_pool_op(ad.relu_op(y) if relu else y, window=window)[0]
+    inputs = x, *weights
+    body = close(inputs, (y,))
+    return conv_pool_chain.conv_pool_chain_op(*inputs, body=body, layers=tuple(layers))[0]
+
+
 def kept(x: Any, f: Any, *rest: Any, bias: bool, adds: bool, relu: bool, padding: Any) -> Any:
     """The store is that of the CPU, which has the largest; a GPU reads the filters themselves."""
     conv = ad.conv2d(x, f, *rest[:bias], padding=padding)
@@ -129,6 +144,17 @@ def pooled_scale(x: Array, f: Array, *bias: Array, window: int, padding: Any, **
     depth = np.prod(f.shape[1:])
     attrs = {"part": 0, "relu": False, "window": window, "padding": padding}
     return np.sqrt(depth) * pooled(*sizes, **attrs)
+
+
+def chained(x: Array, *weights: Array, **attrs: Any) -> Array:
+    for f, bias in zip(weights[::2], weights[1::2]):
+        x = pooled(x, f, bias, part=0, **attrs)
+    return x
+
+
+def chained_scale(*inputs: Array, **attrs: Any) -> Array:
+    depth = np.sum([np.prod(f.shape[1:]) for f in inputs[1::2]])
+    return np.sqrt(depth) * chained(*map(np.abs, inputs), **(attrs | {"relu": False}))
 
 
 def spread(dy: Array, code: Array, between: Any, window: int) -> Array:
@@ -195,6 +221,19 @@ FORWARD = tuple(
 )
 
 
+CHAINS = tuple(
+    Case((x, *(a for f in filters for a in (f, f[:1]))), dict(relu=relu, window=w, padding=padding))
+    for x, filters, padding, w in (
+        ((3, 1, 28, 28), ((6, 1, 5, 5), (16, 6, 5, 5)), 2, 2),
+        ((70, 2, 13, 10), ((5, 2, 3, 2), (3, 5, 2, 2)), 0, 2),
+        ((5, 3, 29, 30), ((17, 3, 3, 3), (4, 17, 1, 1)), ((1, 0), (0, 1)), 3),
+        ((1, 1, 16, 17), ((2, 1, 1, 3), (3, 2, 2, 1), (1, 3, 1, 1)), 0, 2),
+        ((0, 3, 6, 6), ((4, 3, 3, 3),), 0, 2),
+    )
+    for relu in (True, False)
+)
+
+
 def codes(window: int) -> Any:
     return lambda rng, shape: rng.choice([*range(window**2), CUT], shape).astype(np.uint8)
 
@@ -248,6 +287,10 @@ FUSED_CONV = (
         "conv2d_pool_data_gradient", fused_conv.conv_pool_data_gradient_op, data_formula,
         backward(True), scale=sizes(data_formula, of_data_terms), ulps=2, differentiable=(),
         specials=False, build=of_data,
+    ),
+    Sample(
+        "conv2d_pool_chain", conv_pool_chain.conv_pool_chain_op, chained, CHAINS,
+        scale=chained_scale, ulps=2, differentiable=(), specials=False, build=chain, fused=True,
     ),
     Sample(
         "conv2d_pool_filter_gradient", fused_conv.conv_pool_filter_gradient_op, filter_formula,
