@@ -8,7 +8,7 @@
 #include <cstring>
 #include <optional>
 
-#include "cuda/gemm/kernel.cuh"
+#include "cuda/gemm/rungs/slim.cuh"
 #include "cuda/gemm/uint8.cuh"
 #include "cuda/reduce/reduce.cuh"
 
@@ -395,6 +395,8 @@ TileConfig BestTileConfig(KernelFamily family, const Gemm& p) {
   if (!HasLargeFamily(family)) return best;
   const TileConfig large = BestLargeConfig(LargeFamily(family), p);
   TileConfig fastest = large.us < best.us ? large : best;
+  const double slim_us = SlimUs(p) + (p.sums ? kReduceUs : 0);
+  if (slim_us < fastest.us) fastest = {kSlimFamily, 0, 1, slim_us};
   if (family != KernelFamily::kFp32 || !FfmaFits(p)) return fastest;
   for (int tiling = 0; tiling < (int)FfmaTilingNames().size(); tiling++) {
     const double us = FfmaUs(p, tiling) + (p.sums ? kReduceUs : 0);
@@ -424,6 +426,7 @@ GemmParams MakeParams(const char* op, const Gemm& p, const TileSize& size, int s
 
 void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream stream) {
   if (config.family == KernelFamily::kFfma) return RunFfma(op, p, config.tiling, stream);
+  if (config.family == kSlimFamily) return RunSlim(op, p, stream);
   const int64_t k_slice = KSlice(p.k, config.splits);
   if (k_slice > 0) config.splits = (int)CeilDiv(p.k, k_slice);
   const int tiling = config.tiling, splits = config.splits;
@@ -478,6 +481,7 @@ void RunGemmByHeuristic(const char* op, const Gemm& p, DLStream stream) {
   const double tiled_us = TiledUs(p), hopper_us = HopperUs(p) + sums_us;
   const bool hopper = hopper_us + (p.IsNarrow() ? 0 : kAloneUs) < tiled_us;
   const double cublas_us = CublasUs(p), own_us = hopper ? hopper_us : tiled_us;
+  if (p.IsNarrow() && SlimUs(p) + sums_us < std::min(own_us, cublas_us)) return RunSlim(op, p, stream);
   const bool cublas = cublas_us < own_us && !*CublasError();
   if (cublas && p.IsNarrow()) return RunNarrowCublasGemm(op, p, stream);
   if (cublas) {
@@ -502,7 +506,9 @@ TileConfig VariantConfig(KernelFamily family, const Gemm& p, int variant) {
   if (tiling < tilings) return {family, tiling, splits, 0};
   const int large = (int)ModelOf(LargeFamily(family)).size();
   if (tiling < tilings + large) return {LargeFamily(family), tiling - tilings, splits, 0};
-  return {KernelFamily::kFfma, variant - (tilings + large) * kSplitsPerTiling, 1, 0};
+  const int rest = variant - (tilings + large) * kSplitsPerTiling;
+  if (rest == (int)FfmaTilingNames().size()) return {kSlimFamily, 0, 1, 0};
+  return {KernelFamily::kFfma, rest, 1, 0};
 }
 
 std::vector<std::string> TiledVariants(KernelFamily family) {
@@ -516,6 +522,7 @@ std::vector<std::string> TiledVariants(KernelFamily family) {
   add(LargeFamily(family));
   if (family != KernelFamily::kFp32) return names;
   for (const std::string& name : FfmaTilingNames()) names.push_back(name);
+  names.push_back("slim");
   return names;
 }
 
@@ -524,6 +531,7 @@ bool FitsTiled(KernelFamily family, const Gemm& p, int variant) {
   if (variant >= small && !HasLargeFamily(family)) return false;
   const TileConfig config = VariantConfig(family, p, variant);
   if (config.family == KernelFamily::kFfma) return FfmaFits(p);
+  if (config.family == kSlimFamily) return SlimFits(p);
   return FitsSharedMemory(SharedLimit(p.ctx.device_id),
                           ModelOf(config.family)[config.tiling].nbytes) &&
          HasNoEmptySplit(p.k, config.splits);

@@ -20,6 +20,7 @@
 #include "cuda/instructions/hopper.cuh"
 #include "cuda/instructions/ring.cuh"
 #include "cuda/pointwise/vector.cuh"
+#include "cuda/reduce/group.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "operators/epilogue.h"
 
@@ -1105,16 +1106,22 @@ __device__ __forceinline__ unsigned* ArrivalsOf(const Params& params, const Segm
   return params.arrivals + (segment.tile * T::kCluster + (int)rank) * T::kParts + part;
 }
 
+// Of so few splits the first gets the sums of the others, of more each makes a slice.
+constexpr int kMostOwned = 4;
+
+// Writes a consumer's part of a tile; what C does not have of it only where registers take it.
 template <class T>
 __device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Params& params,
-                                             const Segment& segment, uint32_t rank, int part,
-                                             int consumer) {
-  const int thread = threadIdx.x % 128;
+                                             const Segment& segment, const TileOrigin& origin,
+                                             uint32_t rank, int part, int consumer) {
+  const int thread = threadIdx.x % 128, row0 = origin.row + thread / 32 * 16;
   float4* to = PartialOf<T>(params, segment.slot, rank, part) + thread;
 #pragma unroll
   for (int q = 0; q < T::kQuads; q++) {
     const float (&x)[4] = d[q / T::kBlocks][q % T::kBlocks];
-    to[q * 128] = make_float4(x[0], x[1], x[2], x[3]);
+    const int row = row0 + q / T::kBlocks * 64, col = origin.col + q % T::kBlocks * 8;
+    if (segment.splits <= kMostOwned || (row < params.m && col < params.n))
+      to[q * 128] = make_float4(x[0], x[1], x[2], x[3]);
   }
   __threadfence();
   SyncThreads(1 + consumer, 128);
@@ -1152,13 +1159,42 @@ __device__ __forceinline__ void AddPartials(Accumulators<T>& d, const Params& pa
   }
 }
 
+__device__ __forceinline__ void Add(float4& sum, const float4& x) {
+  sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+}
+
+// Of a quad, adds to `sums` the parts of splits from `first` on, every `step`-th, in that order;
+// of as many quads as there are sums, 128 apart, of which C has those below `end`.
+template <class T, int kBatch>
+__device__ __forceinline__ void AddSplits(float4 (&sums)[kBatch], const float4* parts, int quad,
+                                          int end, int first, int step, int splits) {
+  constexpr int64_t kOfSlot = (int64_t)T::kCluster * T::kParts * T::kQuads * 128;
+  constexpr int kAtOnce = 16 / kBatch;  // loads that are under way
+#pragma unroll 1
+  for (int begin = first; begin < splits; begin += kAtOnce * step) {
+    float4 v[kAtOnce][kBatch];
+#pragma unroll
+    for (int s = 0; s < kAtOnce; s++) {
+      const int split = begin + s * step;
+#pragma unroll
+      for (int b = 0; b < kBatch; b++)
+        v[s][b] = split < splits && quad + b * 128 < end ? parts[split * kOfSlot + quad + b * 128]
+                                                         : make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+#pragma unroll
+    for (int s = 0; s < kAtOnce; s++)
+#pragma unroll
+      for (int b = 0; b < kBatch; b++) Add(sums[b], v[s][b]);
+  }
+}
+
 // Waits for all splits of a tile, adds one of as many slices of them, and stores it; whole tiles
 // come here as well where rows allow no wide access.
 template <class E, class T, bool kHasEpilogue>
 __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& segment,
                                            const TileOrigin& origin, uint32_t rank, int part,
                                            int consumer) {
-  constexpr int kBatch = 4, kItems = T::kQuads * 128;
+  constexpr int kBatch = 4, kItems = T::kQuads * 128, kMostLanes = 8;
   const int thread = threadIdx.x % 128;
   const unsigned* arrivals = ArrivalsOf<T>(params, segment, rank, part);
   if (segment.splits > 1)
@@ -1167,20 +1203,27 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
     SyncThreads(1 + consumer, 128);
   const int begin = kItems * segment.split / segment.splits;
   const int end = kItems * (segment.split + 1) / segment.splits;
+  const float4* const parts = PartialOf<T>(params, segment.slot - segment.split, rank, part);
+  // Adjacent lanes share the splits of a quad where the slice has few.
+  int lanes = 1;
+  while (lanes < kMostLanes && 2 * lanes * (end - begin) <= 128) lanes *= 2;
 #pragma unroll 1
-  for (int first = begin + thread; first < end; first += kBatch * 128) {
+  for (int base = begin; base < end; base += kBatch * 128) {
+    const int first = base + thread / lanes;
     float4 sums[kBatch] = {};
-#pragma unroll 4
-    for (int split = 0; split < segment.splits; split++) {
-      const float4* from = PartialOf<T>(params, segment.slot - segment.split + split, rank, part);
-#pragma unroll
-      for (int b = 0; b < kBatch; b++) {
-        const float4 v = from[min(first + b * 128, end - 1)];
-        sums[b].x += v.x, sums[b].y += v.y, sums[b].z += v.z, sums[b].w += v.w;
-      }
-    }
+    if (end - begin <= 128) {
+      float4 sum[1] = {};
+      AddSplits<T>(sum, parts, first, end, thread % lanes, lanes, segment.splits);
 #pragma unroll 1
-    for (int item = first; item < min(end, first + kBatch * 128); item += 128) {
+      for (int distance = 1; distance < lanes; distance *= 2)
+        Add(sum[0], ShuffleXor(sum[0], distance, 32));
+      sums[0] = sum[0];
+    } else {
+      AddSplits<T>(sums, parts, first, end, 0, 1, segment.splits);
+    }
+    const int last = thread % lanes ? base : min(end, base + kBatch * 128);
+#pragma unroll 1
+    for (int item = first; item < last; item += 128) {
       const float4 sum = sums[0];
 #pragma unroll
       for (int b = 1; b < kBatch; b++) sums[b - 1] = sums[b];
@@ -1216,8 +1259,6 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
   }
 }
 
-// Of so few splits the first gets the sums of the others, of more each makes a slice.
-constexpr int kMostOwned = 4;
 // True where the cluster that makes the segment stores its tile from registers.
 __device__ __forceinline__ bool IsInBoxes(const Params& params, const Segment& segment) {
   return params.in_boxes && segment.split == 0 && segment.splits <= kMostOwned;
@@ -1295,7 +1336,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
       StoreTile<R, T, Source>(d, bias, boxes, params, map_c, map_other);
       continue;
     }
-    WritePartial<T>(d, params, segment, rank, part, consumer);
+    WritePartial<T>(d, params, segment, origin, rank, part, consumer);
     if (segment.splits == 1)
       StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin, rank, part, consumer);
   }

@@ -45,6 +45,8 @@ bool HasKernel(const HopperGemm& gemm, int tiling) {
   constexpr std::make_index_sequence<kHopperTilings> kAll;
   const bool narrow = gemm.dtype != DL_FLOAT32;
   if (narrow && HopperMakesSums(gemm) && !MakesSums(tiling, kAll)) return false;
+  if (narrow && kCosts[tiling].wide && (gemm.trans_b || IsPacked(gemm, gemm.b, true, gemm.n)))
+    return false;
   if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
   return gemm.split ? kCosts[tiling].exact : kCosts[tiling].plain;
 }

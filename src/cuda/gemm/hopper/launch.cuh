@@ -48,6 +48,10 @@ inline Config Estimated(const TileTime& time, const Extents& of, int multiproces
   };
   Config best{index, 0, 0, (double)(waves + (left > 0)) * tile_us(of.panels)};
   if (!left || !may_split || left * of.panels * clusters > INT32_MAX) return best;
+  if (const char* forced = getenv("SK_WORKERS")) {
+    const int64_t w = std::min<int64_t>(atoi(forced) > 0 ? atoi(forced) : atoi(forced) == 0 ? clusters / left * left : clusters, clusters);
+    if (w > left && left * of.panels / w >= 2) return {index, (int)left, (int)w, best.us};
+  }
   for (const int64_t workers : {clusters, clusters / left * left}) {
     const int64_t share = CeilDiv(left * of.panels, workers), parts = left + workers;
     if (workers == left || left * of.panels / workers < 2) continue;
@@ -72,6 +76,8 @@ inline bool AllInBoxes(const Config& config, int64_t panels) {
 }
 
 static __global__ void ZeroKernel(unsigned* counters, int count) {
+  TriggerProgrammaticLaunch();
+  GridDependencySynchronize();
   for (int64_t i = FirstItem(); i < count; i += ItemStep()) counters[i] = 0;
 }
 
@@ -103,7 +109,8 @@ void LaunchTiles(const char* op, DLContext ctx, const Config& config, const Maps
     const int counters = params.split_tiles * T::kCluster * T::kParts;
     arrivals.emplace(ctx, counters * (int64_t)sizeof(unsigned), stream);
     params.arrivals = (unsigned*)arrivals->data();
-    Launch(op, ZeroKernel, Blocks(counters), kThreads, 0, stream, params.arrivals, counters);
+    LaunchClusters(op, ZeroKernel, Blocks(counters), 1, kThreads, 0, true, stream, params.arrivals,
+                   counters);
   }
   LaunchClusters(op, GemmKernel<E, T, Source, kExact>, (unsigned)(clusters * T::kCluster),
                  T::kCluster, T::kThreads, T::kSharedNbytes, true, stream, maps.a, maps.b, maps.c,

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "cuda/gemm/rungs/ffma.cuh"
+#include "cuda/gemm/rungs/slim.cuh"
 #include "cuda/instructions/tensor_map.cuh"
 
 namespace dlsys {
@@ -205,8 +206,14 @@ double EstimatedUs(const Gemm& p, const FfmaCost& cost) {
 }
 
 template <class T>
-void Run(const char* op, const Gemm& p, DLStream stream) {
-  const FfmaOperand<T> a(op, p, OperandA(p), p.m, p.n, T::kTileM, stream);
+void Run(const char* op, const Gemm& of_all, DLStream stream) {
+  Gemm p = of_all;
+  const int64_t rest = p.m % T::kTileM;
+  if (getenv("SK_REST") && rest > 0 && rest < p.m && SlimFits(of_all, p.m - rest)) {
+    p.m -= rest;
+    RunSlim(op, of_all, stream, p.m);
+  }
+  const FfmaOperand<T> a(op, p, OperandA(of_all), p.m, p.n, T::kTileM, stream);
   const FfmaOperand<T> b(op, p, OperandB(p), p.n, p.m, T::kTileN, stream);
   const GemmParams params = MakeParams(op, p, {T::kTileM, T::kTileN}, 1);
   FfmaShares shares = SharesOf<T>(p);
