@@ -127,6 +127,26 @@ class NarrowGemm(unittest.TestCase):
                 got = self.product(operands, (False, False), number, bfloat16)
                 self.check(got, operands, (False, False), bfloat16)
 
+    def test_long_sums_of_few_tiles(self) -> None:
+        """As gradients of weights have them, by every tiling of the rung `hopper`, and with so few
+        columns that no tensor cores are used.
+        """
+        flags = (True, False)
+        k = 2000 if EMULATED else 20000
+        for shape, dtype in itertools.product(((200, 128, k), (784, 24, k), (36, 10, k)), NARROW):
+            operands = self.operands(*shape, flags, dtype)
+            for number, name in enumerate(self.algorithms()):
+                if name and not name.startswith("hopper"):
+                    continue
+                with self.subTest(name=name, shape=shape, dtype=str(dtype)):
+                    try:
+                        got = self.product(operands, flags, number, dtype)
+                    except (NotApplicableError, DeviceError):
+                        continue
+                    self.check(got, operands, flags, dtype)
+                    again = self.product(operands, flags, number, dtype)
+                    self.assertEqual(got.tobytes(), again.tobytes())
+
     def test_epilogues(self) -> None:
         m, n, k = 70, 48, 33
         for dtype in NARROW:

@@ -1114,12 +1114,12 @@ template <class T>
 __device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Params& params,
                                              const Segment& segment, const TileOrigin& origin,
                                              uint32_t rank, int part, int consumer) {
-  const int thread = threadIdx.x % 128, row0 = origin.row + thread / 32 * 16;
+  const int thread = threadIdx.x % 128;
   float4* to = PartialOf<T>(params, segment.slot, rank, part) + thread;
 #pragma unroll
   for (int q = 0; q < T::kQuads; q++) {
     const float (&x)[4] = d[q / T::kBlocks][q % T::kBlocks];
-    const int row = row0 + q / T::kBlocks * 64, col = origin.col + q % T::kBlocks * 8;
+    const int row = origin.row + q / T::kBlocks * 64, col = origin.col + q % T::kBlocks * 8;
     if (segment.splits <= kMostOwned || (row < params.m && col < params.n))
       to[q * 128] = make_float4(x[0], x[1], x[2], x[3]);
   }

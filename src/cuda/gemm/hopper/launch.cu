@@ -22,7 +22,7 @@ Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
   const bool simple = gemm.activation <= 1 && (gemm.gradient <= 1 || gemm.gradient == kProduct);
   const double epilogue_us = plain ? 0 : simple ? cost.simple_us : cost.fast_us;
-  const TileTime time{cost.tile_m,   cost.tile_n,  cost.cluster, index == kPingPong,
+  const TileTime time{cost.tile_m,   cost.tile_n,  cost.cluster, index == kPingPong || index == 5,
                       cost.panel_us, cost.tile_us, epilogue_us};
   return Estimated(time, {gemm.m, gemm.n, PanelsOf(gemm), gemm.batch}, multiprocessors, index);
 }

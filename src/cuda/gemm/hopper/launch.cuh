@@ -35,7 +35,8 @@ struct Config {
 // by all clusters, or by as many as let each tile have the same number of them.
 inline Config Estimated(const TileTime& time, const Extents& of, int multiprocessors, int index,
                         bool may_split = true) {
-  constexpr double kSplitUs = 6, kPartialNbytesUs = 3e6;  // bytes of parts, written and read, a us
+  // Bytes a microsecond: of parts, written and read; of panels, through the L2 cache.
+  constexpr double kSplitUs = 4, kPartialNbytesUs = 4e6, kPanelNbytesUs = 5.5e6;
   const int64_t clusters = multiprocessors / time.cluster;
   const int64_t tiles =
       CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster) * CeilDiv(of.n, time.tile_n) * of.batch;
@@ -46,7 +47,11 @@ inline Config Estimated(const TileTime& time, const Extents& of, int multiproces
     if (!time.ping_pong) return main_us + time.epilogue_us;
     return std::max(main_us, (main_us + time.epilogue_us) / 2);
   };
-  Config best{index, 0, 0, (double)(waves + (left > 0)) * tile_us(of.panels)};
+  const int64_t row_tiles = CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster);
+  const double panel_nbytes = 128. * (double)(of.panels * of.batch) *
+                              (double)(of.m * CeilDiv(of.n, time.tile_n) + of.n * row_tiles);
+  const double least_us = panel_nbytes / kPanelNbytesUs;
+  Config best{index, 0, 0, std::max(least_us, (double)(waves + (left > 0)) * tile_us(of.panels))};
   if (!left || !may_split || left * of.panels * clusters > INT32_MAX) return best;
   if (const char* forced = getenv("SK_WORKERS")) {
     const int64_t w = std::min<int64_t>(atoi(forced) > 0 ? atoi(forced) : atoi(forced) == 0 ? clusters / left * left : clusters, clusters);
@@ -56,8 +61,8 @@ inline Config Estimated(const TileTime& time, const Extents& of, int multiproces
     const int64_t share = CeilDiv(left * of.panels, workers), parts = left + workers;
     if (workers == left || left * of.panels / workers < 2) continue;
     const double nbytes = (double)(parts * time.cluster * time.tile_m * time.tile_n) * 8;
-    const double us =
-        (double)waves * tile_us(of.panels) + tile_us(share) + kSplitUs + nbytes / kPartialNbytesUs;
+    const double us = std::max(least_us, (double)waves * tile_us(of.panels) + tile_us(share)) +
+                      kSplitUs + nbytes / kPartialNbytesUs;
     if (us < best.us) best = {index, (int)left, (int)workers, us};
   }
   return best;

@@ -17,7 +17,7 @@ namespace hopper {
 
 using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
                            Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64>,
-                           Tiling<2, 128, false, 2, 4, 64> >;
+                           Tiling<2, 128, false, 2, 4, 64>, Tiling<2, 128, true, 2, 5, 128> >;
 static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
 
 // What a tiling has kernels for, and its times on an H200: of a panel (128 bytes of K), of what a
@@ -35,7 +35,8 @@ constexpr TilingCost kCosts[kHopperTilings] = {
     {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 8, false, true},
     {"128x128", 128, 128, 1, 0.37, 1.6, 0.4, 1.6, true, false},
     {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true},
-    {"256x128", 256, 128, 2, 0.69, 1.2, 0.6, 4, false, true, true}};
+    {"256x128", 256, 128, 2, 0.69, 1.2, 0.6, 4, false, true, true},
+    {"128x128 ping-pong 2", 128, 128, 2, 0.38, 0.6, 0.8, 8, false, true, true}};
 
 inline bool IsAligned(const HopperGemm& gemm) {
   return gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.before) && Aligned16(gemm.bias) &&

@@ -49,7 +49,8 @@ __device__ __forceinline__ void StoreElement(const SlimParams& p, int each, int6
 
 template <class E, int kCount>
 __global__ void __launch_bounds__(kThreads, kCount <= 4 ? 4 : 2) SlimKernel(const SlimParams p) {
-  constexpr int kAtOnce = 8, kStep = kWarps * kAtOnce;      // rows of a warp, of the block
+  // Rows of a warp that are under way, as registers allow, and of the block.
+  constexpr int kAtOnce = kCount == 8 || kCount == 12 ? 8 : 4, kStep = kWarps * kAtOnce;
   constexpr int kPart = kCount < 4 ? kCount : 4;            // of the slim extent, that meets at once
   static_assert(kPanel % kStep == 0 && kCount % kPart == 0);
   __shared__ __align__(16) float slim[kPanel * kCount];     // later the sums of the block
