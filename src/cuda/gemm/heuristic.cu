@@ -8,7 +8,7 @@
 #include <cstring>
 #include <optional>
 
-#include "cuda/gemm/rungs/slim.cuh"
+#include "cuda/gemm/kernel.cuh"
 #include "cuda/gemm/uint8.cuh"
 #include "cuda/reduce/reduce.cuh"
 
@@ -186,6 +186,7 @@ struct CublasCost {
 constexpr CublasCost kCublasFp32 = {7, 5.05e7, 5.05e7};
 constexpr CublasCost kCublasTf32 = {4.5, 3.95e8, 2.6e8};
 constexpr CublasCost kCublasNarrow = {2.5, 7.6e8, 7.6e8};
+constexpr double kCublasNbytesUs = 3.3e6;  // of its operands
 constexpr double kEpilogueNbytesUs = 3e6;
 constexpr double kWidenNbytesUs = 3e6;  // of copies in float32, bytes a us
 
@@ -246,7 +247,9 @@ double CublasUs(const Gemm& p) {
   const bool tf32 = p.precision == Precision::kTf32;
   const CublasCost& cost = p.IsNarrow() ? kCublasNarrow : tf32 ? kCublasTf32 : kCublasFp32;
   const double rate = p.trans_a ? cost.flop_us_of_transposed : cost.flop_us;
-  double us = cost.us + 2. * p.m * p.n * p.k / rate;
+  const double flop_us = 2. * p.m * p.n * p.k / rate;
+  const double nbytes = ((double)p.m + (double)p.n) * p.k * DtypeNbytes(p.dtype);
+  double us = cost.us + std::max(flop_us, nbytes / kCublasNbytesUs);
   if (!p.epilogue.Empty()) {
     // One kernel over C; of 16 bits it goes over C in float32, which another one then rounds.
     const double nbytes = (p.IsNarrow() ? 14. : 8.) + (p.epilogue.side ? 4 : 0);
@@ -368,9 +371,9 @@ KernelFamily LargeFamily(KernelFamily family) {
 
 // The best large tiling. Where its last wave is nearly empty, the tiles of that wave may be a
 // launch of their own with a split K, from sm_90 on, where a cluster reduces them.
-TileConfig BestLargeConfig(KernelFamily family, const Gemm& p) {
+TileConfig BestLargeConfig(KernelFamily family, const Gemm& p, int max_splits) {
   const int device = p.ctx.device_id, multiprocessors = Multiprocessors(device);
-  TileConfig best = BestTileConfig(family, &p, 1, kMaxSplits);
+  TileConfig best = BestTileConfig(family, &p, 1, max_splits);
   if (ComputeMajor(device) < 9) return best;
   const FamilyModel& model = ModelOf(family);
   for (int tiling = 0; tiling < (int)model.size(); tiling++) {
@@ -391,12 +394,13 @@ TileConfig BestLargeConfig(KernelFamily family, const Gemm& p) {
 
 TileConfig BestTileConfig(KernelFamily family, const Gemm& p) {
   const bool deep = p.k >= kDeepK && (double)p.m * p.n < kDeepNumel;
-  const TileConfig best = BestTileConfig(family, &p, 1, deep ? kDeepSplits : kMaxSplits);
+  const int max_splits = deep ? kDeepSplits : kMaxSplits;
+  const TileConfig best = BestTileConfig(family, &p, 1, max_splits);
   if (!HasLargeFamily(family)) return best;
-  const TileConfig large = BestLargeConfig(LargeFamily(family), p);
+  const TileConfig large = BestLargeConfig(LargeFamily(family), p, max_splits);
   TileConfig fastest = large.us < best.us ? large : best;
   const double slim_us = SlimUs(p) + (p.sums ? kReduceUs : 0);
-  if (slim_us < fastest.us) fastest = {kSlimFamily, 0, 1, slim_us};
+  if (slim_us < fastest.us) fastest = {KernelFamily::kSlim, 0, 1, slim_us};
   if (family != KernelFamily::kFp32 || !FfmaFits(p)) return fastest;
   for (int tiling = 0; tiling < (int)FfmaTilingNames().size(); tiling++) {
     const double us = FfmaUs(p, tiling) + (p.sums ? kReduceUs : 0);
@@ -426,7 +430,7 @@ GemmParams MakeParams(const char* op, const Gemm& p, const TileSize& size, int s
 
 void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream stream) {
   if (config.family == KernelFamily::kFfma) return RunFfma(op, p, config.tiling, stream);
-  if (config.family == kSlimFamily) return RunSlim(op, p, stream);
+  if (config.family == KernelFamily::kSlim) return RunSlim(op, p, stream);
   const int64_t k_slice = KSlice(p.k, config.splits);
   if (k_slice > 0) config.splits = (int)CeilDiv(p.k, k_slice);
   const int tiling = config.tiling, splits = config.splits;
@@ -481,7 +485,8 @@ void RunGemmByHeuristic(const char* op, const Gemm& p, DLStream stream) {
   const double tiled_us = TiledUs(p), hopper_us = HopperUs(p) + sums_us;
   const bool hopper = hopper_us + (p.IsNarrow() ? 0 : kAloneUs) < tiled_us;
   const double cublas_us = CublasUs(p), own_us = hopper ? hopper_us : tiled_us;
-  if (p.IsNarrow() && SlimUs(p) + sums_us < std::min(own_us, cublas_us)) return RunSlim(op, p, stream);
+  if (p.IsNarrow() && SlimUs(p) + OperandSumsUs(p) < std::min(own_us, cublas_us))
+    return RunSlim(op, p, stream);
   const bool cublas = cublas_us < own_us && !*CublasError();
   if (cublas && p.IsNarrow()) return RunNarrowCublasGemm(op, p, stream);
   if (cublas) {
@@ -507,7 +512,7 @@ TileConfig VariantConfig(KernelFamily family, const Gemm& p, int variant) {
   const int large = (int)ModelOf(LargeFamily(family)).size();
   if (tiling < tilings + large) return {LargeFamily(family), tiling - tilings, splits, 0};
   const int rest = variant - (tilings + large) * kSplitsPerTiling;
-  if (rest == (int)FfmaTilingNames().size()) return {kSlimFamily, 0, 1, 0};
+  if (rest == (int)FfmaTilingNames().size()) return {KernelFamily::kSlim, 0, 1, 0};
   return {KernelFamily::kFfma, rest, 1, 0};
 }
 
@@ -531,7 +536,7 @@ bool FitsTiled(KernelFamily family, const Gemm& p, int variant) {
   if (variant >= small && !HasLargeFamily(family)) return false;
   const TileConfig config = VariantConfig(family, p, variant);
   if (config.family == KernelFamily::kFfma) return FfmaFits(p);
-  if (config.family == kSlimFamily) return SlimFits(p);
+  if (config.family == KernelFamily::kSlim) return SlimFits(p);
   return FitsSharedMemory(SharedLimit(p.ctx.device_id),
                           ModelOf(config.family)[config.tiling].nbytes) &&
          HasNoEmptySplit(p.k, config.splits);

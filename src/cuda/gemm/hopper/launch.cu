@@ -22,9 +22,12 @@ Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
   const bool simple = gemm.activation <= 1 && (gemm.gradient <= 1 || gemm.gradient == kProduct);
   const double epilogue_us = plain ? 0 : simple ? cost.simple_us : cost.fast_us;
-  const TileTime time{cost.tile_m,   cost.tile_n,  cost.cluster, index == kPingPong || index == 5,
+  const TileTime time{cost.tile_m,   cost.tile_n,  cost.cluster, index == kPingPong,
                       cost.panel_us, cost.tile_us, epilogue_us};
-  return Estimated(time, {gemm.m, gemm.n, PanelsOf(gemm), gemm.batch}, multiprocessors, index);
+  const double nbytes = (double)(gemm.m + gemm.n) * (double)(gemm.k * gemm.batch) *
+                        (double)DtypeNbytes(gemm.dtype) * (gemm.split ? 2 : 1);
+  const Extents extents{gemm.m, gemm.n, PanelsOf(gemm), gemm.batch, nbytes};
+  return Estimated(time, extents, multiprocessors, index);
 }
 
 // True where the tiling has room in shared memory for the side of a tile, which float32 needs not.
@@ -45,8 +48,6 @@ bool HasKernel(const HopperGemm& gemm, int tiling) {
   constexpr std::make_index_sequence<kHopperTilings> kAll;
   const bool narrow = gemm.dtype != DL_FLOAT32;
   if (narrow && HopperMakesSums(gemm) && !MakesSums(tiling, kAll)) return false;
-  if (narrow && kCosts[tiling].wide && (gemm.trans_b || IsPacked(gemm, gemm.b, true, gemm.n)))
-    return false;
   if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
   return gemm.split ? kCosts[tiling].exact : kCosts[tiling].plain;
 }

@@ -13,9 +13,11 @@ namespace dlsys {
 namespace cuda {
 namespace hopper {
 
-// A product of (m, panels of 128 bytes) by (panels, n), so many times.
+// A product of (m, panels of 128 bytes) by (panels, n), so many times. Of operands that lie in
+// memory as they are read: their bytes, else 0.
 struct Extents {
   int64_t m, n, panels, batch;
+  double nbytes = 0;
 };
 
 // Microseconds on an H200 of a tile: of a panel, of what a tile costs besides, and of its epilogue.
@@ -32,14 +34,17 @@ struct Config {
 };
 
 // The time with every tile in one piece, or with those that do not fill a wave of clusters shared
-// by all clusters, or by as many as let each tile have the same number of them.
+// by all clusters, or by as many as let each tile have the same number of them. Then all work at
+// the same K, and operands that are larger than the L2 cache come from memory once; else each tile
+// reads its own.
 inline Config Estimated(const TileTime& time, const Extents& of, int multiprocessors, int index,
                         bool may_split = true) {
-  // Bytes a microsecond: of parts, written and read; of panels, through the L2 cache.
-  constexpr double kSplitUs = 4, kPartialNbytesUs = 4e6, kPanelNbytesUs = 5.5e6;
+  // Bytes a microsecond: of parts, written and read; of panels, through the L2 cache; from memory.
+  constexpr double kPartialNbytesUs = 4e6, kPanelNbytesUs = 7e6, kMemoryNbytesUs = 4e6;
+  constexpr double kSplitUs = 4, kCacheNbytes = 40e6;
   const int64_t clusters = multiprocessors / time.cluster;
-  const int64_t tiles =
-      CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster) * CeilDiv(of.n, time.tile_n) * of.batch;
+  const int64_t row_tiles = CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster);
+  const int64_t col_tiles = CeilDiv(of.n, time.tile_n), tiles = row_tiles * col_tiles * of.batch;
   const int64_t left = tiles % clusters, waves = tiles / clusters;
   // Of a tile; under ping-pong one consumer's epilogue and the other's products go on together.
   const auto tile_us = [&](int64_t panels) {
@@ -47,22 +52,22 @@ inline Config Estimated(const TileTime& time, const Extents& of, int multiproces
     if (!time.ping_pong) return main_us + time.epilogue_us;
     return std::max(main_us, (main_us + time.epilogue_us) / 2);
   };
-  const int64_t row_tiles = CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster);
-  const double panel_nbytes = 128. * (double)(of.panels * of.batch) *
-                              (double)(of.m * CeilDiv(of.n, time.tile_n) + of.n * row_tiles);
-  const double least_us = panel_nbytes / kPanelNbytesUs;
+  const double panel_nbytes = 128. * (double)(of.panels * of.batch);
+  const double read_us =
+      panel_nbytes * (double)(of.m * col_tiles + of.n * row_tiles) / kPanelNbytesUs;
+  const bool fits = of.nbytes < kCacheNbytes;
+  const double least_us = std::max(read_us, fits ? 0 : of.nbytes / kMemoryNbytesUs);
   Config best{index, 0, 0, std::max(least_us, (double)(waves + (left > 0)) * tile_us(of.panels))};
   if (!left || !may_split || left * of.panels * clusters > INT32_MAX) return best;
-  if (const char* forced = getenv("SK_WORKERS")) {
-    const int64_t w = std::min<int64_t>(atoi(forced) > 0 ? atoi(forced) : atoi(forced) == 0 ? clusters / left * left : clusters, clusters);
-    if (w > left && left * of.panels / w >= 2) return {index, (int)left, (int)w, best.us};
-  }
   for (const int64_t workers : {clusters, clusters / left * left}) {
     const int64_t share = CeilDiv(left * of.panels, workers), parts = left + workers;
     if (workers == left || left * of.panels / workers < 2) continue;
-    const double nbytes = (double)(parts * time.cluster * time.tile_m * time.tile_n) * 8;
-    const double us = std::max(least_us, (double)waves * tile_us(of.panels) + tile_us(share)) +
-                      kSplitUs + nbytes / kPartialNbytesUs;
+    const bool together = fits || workers % left == 0 || waves > 0;
+    const double part_nbytes = (double)(parts * time.cluster * time.tile_m * time.tile_n) * 8;
+    const double main_us = (double)waves * tile_us(of.panels) + tile_us(share);
+    const double us =
+        std::max({main_us, least_us, together ? 0 : read_us * kPanelNbytesUs / kMemoryNbytesUs}) +
+        kSplitUs + part_nbytes / kPartialNbytesUs;
     if (us < best.us) best = {index, (int)left, (int)workers, us};
   }
   return best;

@@ -16,8 +16,7 @@ namespace hopper {
 // ---- tilings ----
 
 using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
-                           Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64>,
-                           Tiling<2, 128, false, 2, 4, 64>, Tiling<2, 128, true, 2, 5, 128> >;
+                           Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64> >;
 static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
 
 // What a tiling has kernels for, and its times on an H200: of a panel (128 bytes of K), of what a
@@ -27,16 +26,13 @@ struct TilingCost {
   int tile_m, tile_n, cluster;
   double panel_us, tile_us, simple_us, fast_us;
   bool exact, plain;  // has a kernel of 3xtf32, and one of the rest
-  bool wide = false;  // of 16 bits only where B lies along N
 };
 constexpr int kPingPong = 1;
 constexpr TilingCost kCosts[kHopperTilings] = {
     {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 4, false, true},
     {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 8, false, true},
     {"128x128", 128, 128, 1, 0.37, 1.6, 0.4, 1.6, true, false},
-    {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true},
-    {"256x128", 256, 128, 2, 0.69, 1.2, 0.6, 4, false, true, true},
-    {"128x128 ping-pong 2", 128, 128, 2, 0.38, 0.6, 0.8, 8, false, true, true}};
+    {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true}};
 
 inline bool IsAligned(const HopperGemm& gemm) {
   return gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.before) && Aligned16(gemm.bias) &&
@@ -297,9 +293,6 @@ void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, cons
     if constexpr (kCost.exact)
       if (gemm.split) return LaunchGemm<E, T, false, false, true>(op, gemm, a, b, config, stream);
     if constexpr (kCost.plain) LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
-  } else if constexpr (kCost.wide) {
-    a.across ? LaunchGemm<E, T, true, true>(op, gemm, a, b, config, stream)
-             : LaunchGemm<E, T, false, true>(op, gemm, a, b, config, stream);
   } else if constexpr (kCost.plain) {
     if (a.across)
       b.across ? LaunchGemm<E, T, true, true>(op, gemm, a, b, config, stream)

@@ -1,14 +1,14 @@
 // GEMM of C with at most 16 rows or columns, by FFMA: gradients of the weights of a head, products
-// with few rows. What it reads is one wide operand that lies along the other extent of C, (k, wide),
-// and a slim one, which fits in shared memory panel by panel and which all lanes of a warp share.
-// A warp takes four columns a lane of every eighth row of its block's share of K; K is split over
-// blocks, whose sums meet in a cluster, and those of clusters in a second kernel. The order of each
-// sum is fixed: results are deterministic. Of float32 or a type of 16 bits, sums in float32. Reading
-// the wide operand limits it.
+// with few rows. What it reads is one wide operand that lies along the other extent of C, (k,
+// wide), and a slim one, which fits in shared memory panel by panel and which all lanes of a warp
+// share. A warp takes four columns a lane of every eighth row of its block's share of K; K is split
+// over blocks, whose sums meet in a cluster, and those of clusters in a second kernel. The order of
+// each sum is fixed: results are deterministic. Of float32 or a type of 16 bits, sums in float32.
+// Reading the wide operand limits it.
 #include <optional>
 
 #include "cuda/gemm/epilogue.cuh"
-#include "cuda/gemm/rungs/slim.cuh"
+#include "cuda/gemm/kernel.cuh"
 #include "cuda/pointwise/quad.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kMostSlim = 16;
 constexpr int kWarps = kThreads / 32, kStrip = 128;  // wide columns of a block
-constexpr int kPanel = 256;                          // rows of K of the slim operand in shared memory
+constexpr int kPanel = 256;  // rows of K of the slim operand in shared memory
 
 struct SlimParams {
   Gemm gemm;
@@ -48,12 +48,12 @@ __device__ __forceinline__ void StoreElement(const SlimParams& p, int each, int6
 }
 
 template <class E, int kCount>
-__global__ void __launch_bounds__(kThreads, kCount <= 4 ? 4 : 2) SlimKernel(const SlimParams p) {
+__global__ void __launch_bounds__(kThreads, 2) SlimKernel(const SlimParams p) {
   // Rows of a warp that are under way, as registers allow, and of the block.
-  constexpr int kAtOnce = kCount == 8 || kCount == 12 ? 8 : 4, kStep = kWarps * kAtOnce;
-  constexpr int kPart = kCount < 4 ? kCount : 4;            // of the slim extent, that meets at once
+  constexpr int kAtOnce = kCount <= 12 ? 8 : 4, kStep = kWarps * kAtOnce;
+  constexpr int kPart = kCount < 4 ? kCount : 4;  // of the slim extent, that meets at once
   static_assert(kPanel % kStep == 0 && kCount % kPart == 0);
-  __shared__ __align__(16) float slim[kPanel * kCount];     // later the sums of the block
+  __shared__ __align__(16) float slim[kPanel * kCount];  // later the sums of the block
   __shared__ __align__(16) float parts[kWarps][kPart][kStrip];
   static_assert(kPanel >= kStrip);
   const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -73,17 +73,26 @@ __global__ void __launch_bounds__(kThreads, kCount <= 4 ? 4 : 2) SlimKernel(cons
                                                : make_float4(0.f, 0.f, 0.f, 0.f);
   };
   float4 sums[kCount] = {};
+  const bool along_k = p.slim_k == 1;
+  static_assert(kPanel == kThreads);
   GridDependencySynchronize();
   load(begin + warp);
   for (int64_t panel = begin; panel < end; panel += kPanel) {
     const int rows = (int)min((int64_t)kPanel, end - panel);
-    __syncthreads();  // the panel before has been read
-    for (int i = threadIdx.x; i < kPanel * kCount; i += kThreads) {
-      const int k = p.slim_k == 1 ? i % kPanel : i / kCount;
-      const int each = p.slim_k == 1 ? i / kPanel : i % kCount;
-      const bool has = k < rows && each < p.count;
-      slim[k * kCount + each] =
-          has ? (float)slim_from[(panel + k) * p.slim_k + each * p.slim_each] : 0.f;
+    __syncthreads();       // the panel before has been read
+    float values[kCount];  // of the slim operand, all under way
+#pragma unroll
+    for (int j = 0; j < kCount; j++) {
+      const int i = (int)threadIdx.x + j * kThreads;
+      const int k = along_k ? i % kPanel : i / kCount, each = along_k ? i / kPanel : i % kCount;
+      values[j] = k < rows && each < p.count
+                      ? (float)slim_from[(panel + k) * p.slim_k + each * p.slim_each]
+                      : 0.f;
+    }
+#pragma unroll
+    for (int j = 0; j < kCount; j++) {
+      const int i = (int)threadIdx.x + j * kThreads;
+      slim[along_k ? i % kPanel * kCount + i / kPanel : i] = values[j];
     }
     __syncthreads();
 #pragma unroll 1
@@ -94,7 +103,17 @@ __global__ void __launch_bounds__(kThreads, kCount <= 4 ? 4 : 2) SlimKernel(cons
       load(panel + k + kStep);
 #pragma unroll
       for (int u = 0; u < kAtOnce; u++) {
-        const float* const y = slim + (k + u * kWarps) * kCount;
+        float y[kCount];
+        const float* const from_slim = slim + (k + u * kWarps) * kCount;
+        if constexpr (kCount == 1) {
+          y[0] = *from_slim;
+        } else {
+#pragma unroll
+          for (int c = 0; c < kCount; c += 4) {
+            const float4 v = *(const float4*)(from_slim + c);
+            y[c] = v.x, y[c + 1] = v.y, y[c + 2] = v.z, y[c + 3] = v.w;
+          }
+        }
 #pragma unroll
         for (int c = 0; c < kCount; c++) {
           sums[c].x = fmaf(x[u].x, y[c], sums[c].x), sums[c].y = fmaf(x[u].y, y[c], sums[c].y);
@@ -125,9 +144,12 @@ __global__ void __launch_bounds__(kThreads, kCount <= 4 ? 4 : 2) SlimKernel(cons
        i += p.cluster * kThreads) {
     const int64_t column = first + i % kStrip;
     if (column >= p.width) continue;
-    float sum = 0.f;
-    for (int peer = 0; peer < p.cluster; peer++)
-      sum += p.cluster > 1 ? OfPeer(slim, peer)[i] : slim[i];
+    float of[kPortableCluster], sum = 0.f;
+#pragma unroll
+    for (int peer = 0; peer < kPortableCluster; peer++)
+      of[peer] = peer >= p.cluster ? 0.f : p.cluster > 1 ? OfPeer(slim, peer)[i] : slim[i];
+#pragma unroll
+    for (int peer = 0; peer < kPortableCluster; peer++) sum += of[peer];
     if (p.partial)
       p.partial[((int64_t)split * p.count + i / kStrip) * p.width + column] = sum;
     else
