@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t first = blockIdx.x * (int64_t)kItems; first < (int64_t)shares.split_tiles * kOfTile;
        first += gridDim.x * (int64_t)kItems) {
     const int tile = (int)(first / kOfTile), item = (int)(first % kOfTile) + at;
-    const int panel = tile * shares.panels, slot = shares.BlockAt(panel) + tile;
-    const int parts = shares.BlockAt(panel + shares.panels - 1) + tile - slot + 1;
+    const int step = tile * shares.steps, slot = shares.BlockAt(step) + tile;
+    const int parts = shares.BlockAt(step + shares.steps - 1) + tile - slot + 1;
     if (parts == 1) continue;  // in C already
     const TileCoord coord = TileCoordOf(params, tile);
     const int thread = item % T::kThreads, row4 = item / T::kThreads % kQuadsM;
@@ -168,12 +168,12 @@ constexpr double kTransposedTileUs = 5.5;  // what a tile costs besides, where p
 // then has a few panels.
 template <class T>
 FfmaShares SharesOf(const Gemm& p, int64_t rows) {
-  constexpr int64_t kLeastPanels = 2;
+  constexpr int64_t kLeastSteps = 2 * kFfmaSteps<T>;
   const int64_t blocks = (int64_t)Multiprocessors(p.ctx.device_id) * T::kResident;
-  const int64_t panels = CeilDiv(p.k, T::kTileK);
+  const int64_t steps = CeilDiv(p.k, kFfmaUnroll);
   const int64_t tiles = CeilDiv(rows, T::kTileM) * CeilDiv(p.n, T::kTileN), left = tiles % blocks;
-  const bool split = left * panels >= blocks * kLeastPanels && left * panels < INT32_MAX;
-  return {(int)panels,
+  const bool split = left * steps >= blocks * kLeastSteps && left * steps < INT32_MAX;
+  return {(int)steps,
           (int)tiles,
           split ? (int)left : 0,
           (int)(split ? blocks : std::min(blocks, tiles)),
@@ -200,13 +200,14 @@ double TilesUs(const Gemm& p, int64_t rows, const FfmaCost& cost) {
   const bool transposes = IsTransposed<T>(OperandA(p), p.n) || IsTransposed<T>(OperandB(p), p.m);
   const double tile_us = cost.tile_us + (transposes ? kTransposedTileUs : 0);
   const double whole = (double)CeilDiv(shares.tiles - shares.split_tiles, shares.blocks);
-  const double shared = (double)shares.split_tiles * shares.panels / shares.blocks;
+  const double panels = (double)shares.steps / kFfmaSteps<T>;
+  const double shared = (double)shares.split_tiles * panels / shares.blocks;
   const double part_nbytes = 8. * T::kTileM * T::kTileN * (double)SlotsOf(shares);
   // Warps without elements of C leave their issue slots to the others.
   const bool half = rows <= T::kTileM / 2 || p.n <= T::kTileN / 2;
   const double panel_us = cost.panel_us * (half ? kHalf : 1);
   return cost.us + pack_us(OperandA(p), rows, p.n) + pack_us(OperandB(p), p.n, p.m) +
-         (whole * shares.panels + shared) * panel_us + whole * tile_us +
+         (whole * panels + shared) * panel_us + whole * tile_us +
          (shares.split_tiles ? tile_us + kSumUs + part_nbytes / kPartNbytesUs : 0);
 }
 
