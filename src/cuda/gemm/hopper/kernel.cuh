@@ -1169,7 +1169,7 @@ template <class T, int kBatch>
 __device__ __forceinline__ void AddSplits(float4 (&sums)[kBatch], const float4* parts, int quad,
                                           int end, int first, int step, int splits) {
   constexpr int64_t kOfSlot = (int64_t)T::kCluster * T::kParts * T::kQuads * 128;
-  constexpr int kAtOnce = 16 / kBatch;  // loads that are under way
+  constexpr int kAtOnce = 24 / kBatch;  // loads that are under way
 #pragma unroll 1
   for (int begin = first; begin < splits; begin += kAtOnce * step) {
     float4 v[kAtOnce][kBatch];
@@ -1201,8 +1201,11 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
     WaitForSplits(arrivals, segment.splits, consumer);
   else
     SyncThreads(1 + consumer, 128);
-  const int begin = kItems * segment.split / segment.splits;
-  const int end = kItems * (segment.split + 1) / segment.splits;
+  // Under ping-pong both consumers make slices, of whole tiles the one that has multiplied it.
+  const int in_split = T::kPingPong && segment.splits > 1 ? T::kConsumers : 1;
+  const int slice = segment.split * in_split + (in_split > 1 ? consumer : 0);
+  const int begin = kItems * slice / (segment.splits * in_split);
+  const int end = kItems * (slice + 1) / (segment.splits * in_split);
   const float4* const parts = PartialOf<T>(params, segment.slot - segment.split, rank, part);
   // Adjacent lanes share the splits of a quad where the slice has few.
   int lanes = 1;
@@ -1330,6 +1333,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     else
       MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, sums, count, memory, full,
                                                              first_row, at, release, issued);
+    // The next kernel is set up while the last tile is stored.
+    if (!more) TriggerProgrammaticLaunch();
     sums.Store(segment, origin.row);
     if (in_boxes) {
       if (segment.splits > 1) AddPartials<T>(d, params, segment, rank, part, consumer);
@@ -1344,12 +1349,10 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   // A cluster has written its splits before it waits for others': the first split of a tile is the
   // last that it makes.
   Segments<T> again(params);
-  for (int turn = 0; again.Next(segment) && segment.tile < params.split_tiles; turn++) {
-    const bool is_own = !T::kPingPong || turn % 2 == consumer;
-    if (is_own && segment.splits > 1 && !(params.in_boxes && segment.splits <= kMostOwned))
+  while (again.Next(segment) && segment.tile < params.split_tiles)
+    if (segment.splits > 1 && !(params.in_boxes && segment.splits <= kMostOwned))
       StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin_of(segment), rank, part,
                                              consumer);
-  }
 }
 
 template <class E, class T, class Source, bool kExact>

@@ -26,10 +26,10 @@ namespace cuda {
 // In the order of their costs in ffma.cu.
 using FfmaTilings =
     std::tuple<LargeTiling<128, 128, 16, 8, 32, 3, 2>, LargeTiling<256, 128, 16, 8, 32, 4, 1>>;
-constexpr int kFfmaUnroll = 8;        // of k, an even divisor of a panel's
+constexpr int kFfmaUnroll = 8;  // of k, an even divisor of a panel's
 template <class T>
 constexpr int kFfmaSteps = T::kTileK / kFfmaUnroll;  // of a panel
-constexpr int kFfmaAlignment = 1024;  // of what TMA writes in its swizzle
+constexpr int kFfmaAlignment = 1024;                 // of what TMA writes in its swizzle
 
 template <class T>
 constexpr int kFfmaPanelA = T::kTileM * T::kTileK;
@@ -209,9 +209,10 @@ __device__ __forceinline__ WarpOrigin FfmaWarpOrigin(int warp) {
 }
 
 // How a product is shared among the blocks that run together. Of its tiles, the first `split_tiles`
-// lie one behind the other along K, cut into as many equal shares as there are blocks (stream-K), at
-// any step of kFfmaUnroll of k; the blocks take the others in turn. A tile that a block finishes goes to C; of others, blocks
-// write their parts of the sums, which FfmaSumKernel adds in the order of K.
+// lie one behind the other along K, cut into as many equal shares as there are blocks (stream-K),
+// at any step of kFfmaUnroll of k; the blocks take the others in turn. A tile that a block finishes
+// goes to C; of others, blocks write their parts of the sums, which FfmaSumKernel adds in the order
+// of K.
 struct FfmaShares {
   int steps;  // along K
   int tiles, split_tiles, blocks;
@@ -227,8 +228,8 @@ struct FfmaShares {
   }
 };
 
-// Steps [begin, end) of a tile, in panels from `begin` on. The parts of a tile have adjacent slots, in
-// the order of K.
+// Steps [begin, end) of a tile, in panels from `begin` on. The parts of a tile have adjacent slots,
+// in the order of K.
 struct FfmaSegment {
   int tile, begin, end, slot;
 };

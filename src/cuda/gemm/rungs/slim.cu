@@ -47,10 +47,13 @@ __device__ __forceinline__ void StoreElement(const SlimParams& p, int each, int6
   ((E*)gemm.c)[place] = E(value[0]);
 }
 
+// Blocks that a multiprocessor runs together.
+constexpr int ResidentOf(int count) { return count <= 8 ? 3 : 2; }
+
 template <class E, int kCount>
-__global__ void __launch_bounds__(kThreads, 2) SlimKernel(const SlimParams p) {
-  // Rows of a warp that are under way, as registers allow, and of the block.
-  constexpr int kAtOnce = kCount <= 12 ? 8 : 4, kStep = kWarps * kAtOnce;
+__global__ void __launch_bounds__(kThreads, ResidentOf(kCount)) SlimKernel(const SlimParams p) {
+  constexpr int kAtOnce = kCount == 1 ? 8 : 4,
+                kStep = kWarps * kAtOnce;         // rows of a warp that are under way
   constexpr int kPart = kCount < 4 ? kCount : 4;  // of the slim extent, that meets at once
   static_assert(kPanel % kStep == 0 && kCount % kPart == 0);
   __shared__ __align__(16) float slim[kPanel * kCount];  // later the sums of the block
@@ -204,9 +207,11 @@ bool ParamsOf(const Gemm& p, int64_t first_row, SlimParams* params) {
     return false;
   }
   s.pitch = s.width;
-  constexpr int64_t kLeastShare = 64, kResident = 2;
+  constexpr int64_t kLeastShare = 64;
   const int64_t strips = CeilDiv(s.width, kStrip);
-  const int64_t wanted = kResident * Multiprocessors(p.ctx.device_id) / strips;
+  // Two thirds of the blocks that run together: clusters leave some of the places empty.
+  const int64_t places = ResidentOf(s.count) * (int64_t)Multiprocessors(p.ctx.device_id);
+  const int64_t wanted = places * 2 / 3 / strips;
   const int64_t most = std::min(wanted, CeilDiv(p.k, kLeastShare));
   const bool clusters = ComputeMajor(p.ctx.device_id) >= 9;
   s.cluster = clusters ? (int)std::max<int64_t>(1, std::min<int64_t>(most, kPortableCluster)) : 1;
