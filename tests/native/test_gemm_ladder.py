@@ -546,6 +546,21 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
         if not served:
             self.skipTest("needs an H100 or H200")
 
+    def test_long_sums_of_the_rung_tensor(self) -> None:
+        """More splits than a cluster has, of large tiles too, with the sums of an operand."""
+        number = self.algorithms().index("tensor") + 1
+        m, n, k = 200, 128, 8200
+        x, w = self.operands(m, n, k, (True, False))
+        given = [array(value, self.ctx) for value in (x, w)]
+        for precision in ("tf32", "3xtf32"):
+            with self.subTest(precision=precision):
+                c, sums = empty((m, n), self.ctx), empty((n,), self.ctx)
+                how = number, PRECISIONS[precision]
+                launch("matmul_sums", self.ctx, *given, 1, 0, *how, 0, c, sums)
+                self.check(c.asnumpy(), [x, w], (True, False), bound(k, precision))
+                off = np.abs(sums.asnumpy() - w.sum(0, np.float64))
+                self.assertTrue((off <= bound(k, "fp32") * np.abs(w).sum(0)).all())
+
     def test_3xtf32_has_infinities(self) -> None:
         a, b = self.operands(20, 9, 16, (False, False))
         a[3, 5], b[2, 4] = np.inf, np.nan

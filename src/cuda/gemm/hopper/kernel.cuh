@@ -1106,22 +1106,16 @@ __device__ __forceinline__ unsigned* ArrivalsOf(const Params& params, const Segm
   return params.arrivals + (segment.tile * T::kCluster + (int)rank) * T::kParts + part;
 }
 
-// Of so few splits the first gets the sums of the others, of more each makes a slice.
-constexpr int kMostOwned = 4;
-
-// Writes a consumer's part of a tile; what C does not have of it only where registers take it.
 template <class T>
 __device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Params& params,
-                                             const Segment& segment, const TileOrigin& origin,
-                                             uint32_t rank, int part, int consumer) {
+                                             const Segment& segment, uint32_t rank, int part,
+                                             int consumer) {
   const int thread = threadIdx.x % 128;
   float4* to = PartialOf<T>(params, segment.slot, rank, part) + thread;
 #pragma unroll
   for (int q = 0; q < T::kQuads; q++) {
     const float (&x)[4] = d[q / T::kBlocks][q % T::kBlocks];
-    const int row = origin.row + q / T::kBlocks * 64, col = origin.col + q % T::kBlocks * 8;
-    if (segment.splits <= kMostOwned || (row < params.m && col < params.n))
-      to[q * 128] = make_float4(x[0], x[1], x[2], x[3]);
+    to[q * 128] = make_float4(x[0], x[1], x[2], x[3]);
   }
   __threadfence();
   SyncThreads(1 + consumer, 128);
@@ -1163,8 +1157,8 @@ __device__ __forceinline__ void Add(float4& sum, const float4& x) {
   sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
 }
 
-// Of a quad, adds to `sums` the parts of splits from `first` on, every `step`-th, in that order;
-// of as many quads as there are sums, 128 apart, of which C has those below `end`.
+// Adds to the sums of `quad`, and of those 128 further on, the parts of every `step`-th split from
+// `first` on, in that order. Quads from `end` on are left out.
 template <class T, int kBatch>
 __device__ __forceinline__ void AddSplits(float4 (&sums)[kBatch], const float4* parts, int quad,
                                           int end, int first, int step, int splits) {
@@ -1262,6 +1256,8 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
   }
 }
 
+// Of so few splits the first gets the sums of the others, of more each makes a slice.
+constexpr int kMostOwned = 4;
 // True where the cluster that makes the segment stores its tile from registers.
 __device__ __forceinline__ bool IsInBoxes(const Params& params, const Segment& segment) {
   return params.in_boxes && segment.split == 0 && segment.splits <= kMostOwned;
@@ -1333,15 +1329,13 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     else
       MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, sums, count, memory, full,
                                                              first_row, at, release, issued);
-    // The next kernel is set up while the last tile is stored.
-    if (!more) TriggerProgrammaticLaunch();
     sums.Store(segment, origin.row);
     if (in_boxes) {
       if (segment.splits > 1) AddPartials<T>(d, params, segment, rank, part, consumer);
       StoreTile<R, T, Source>(d, bias, boxes, params, map_c, map_other);
       continue;
     }
-    WritePartial<T>(d, params, segment, origin, rank, part, consumer);
+    WritePartial<T>(d, params, segment, rank, part, consumer);
     if (segment.splits == 1)
       StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin, rank, part, consumer);
   }

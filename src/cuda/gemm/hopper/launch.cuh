@@ -13,8 +13,8 @@ namespace dlsys {
 namespace cuda {
 namespace hopper {
 
-// A product of (m, panels of 128 bytes) by (panels, n), so many times. Of operands that lie in
-// memory as they are read: their bytes, else 0.
+// A product of (m, panels of 128 bytes) by (panels, n), so many times. The bytes of its operands
+// where they lie in memory as they are read, else 0: then what they cost is not known.
 struct Extents {
   int64_t m, n, panels, batch;
   double nbytes = 0;
@@ -35,13 +35,13 @@ struct Config {
 
 // The time with every tile in one piece, or with those that do not fill a wave of clusters shared
 // by all clusters, or by as many as let each tile have the same number of them. Then all work at
-// the same K, and operands that are larger than the L2 cache come from memory once; else each tile
-// reads its own.
+// the same K, so that tiles read operands that are larger than the L2 cache together. Products of
+// few tiles or a short K may take as long as their operands: from memory, or through the cache.
 inline Config Estimated(const TileTime& time, const Extents& of, int multiprocessors, int index,
                         bool may_split = true) {
-  // Bytes a microsecond: of parts, written and read; of panels, through the L2 cache; from memory.
-  constexpr double kPartialNbytesUs = 4e6, kPanelNbytesUs = 7e6, kMemoryNbytesUs = 4e6;
-  constexpr double kSplitUs = 4, kCacheNbytes = 40e6;
+  // Bytes a microsecond: of parts, written and read; of panels; of operands from memory.
+  constexpr double kPartialNbytesUs = 3e6, kPanelNbytesUs = 7e6, kMemoryNbytesUs = 3.3e6;
+  constexpr double kSplitUs = 6, kCacheNbytes = 40e6, kApart = 1.15;
   const int64_t clusters = multiprocessors / time.cluster;
   const int64_t row_tiles = CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster);
   const int64_t col_tiles = CeilDiv(of.n, time.tile_n), tiles = row_tiles * col_tiles * of.batch;
@@ -52,22 +52,20 @@ inline Config Estimated(const TileTime& time, const Extents& of, int multiproces
     if (!time.ping_pong) return main_us + time.epilogue_us;
     return std::max(main_us, (main_us + time.epilogue_us) / 2);
   };
-  const double panel_nbytes = 128. * (double)(of.panels * of.batch);
-  const double read_us =
-      panel_nbytes * (double)(of.m * col_tiles + of.n * row_tiles) / kPanelNbytesUs;
-  const bool fits = of.nbytes < kCacheNbytes;
-  const double least_us = std::max(read_us, fits ? 0 : of.nbytes / kMemoryNbytesUs);
-  Config best{index, 0, 0, std::max(least_us, (double)(waves + (left > 0)) * tile_us(of.panels))};
+  const bool is_large = of.nbytes > kCacheNbytes;
+  const double panel_nbytes =
+      128. * (double)(of.panels * of.batch * (of.m * col_tiles + of.n * row_tiles));
+  const double read_us = std::max(of.nbytes > 0 ? panel_nbytes / kPanelNbytesUs : 0,
+                                  is_large ? of.nbytes / kMemoryNbytesUs : 0);
+  Config best{index, 0, 0, std::max(read_us, (double)(waves + (left > 0)) * tile_us(of.panels))};
   if (!left || !may_split || left * of.panels * clusters > INT32_MAX) return best;
   for (const int64_t workers : {clusters, clusters / left * left}) {
     const int64_t share = CeilDiv(left * of.panels, workers), parts = left + workers;
     if (workers == left || left * of.panels / workers < 2) continue;
-    const bool together = fits || workers % left == 0 || waves > 0;
-    const double part_nbytes = (double)(parts * time.cluster * time.tile_m * time.tile_n) * 8;
-    const double main_us = (double)waves * tile_us(of.panels) + tile_us(share);
+    const double nbytes = (double)(parts * time.cluster * time.tile_m * time.tile_n) * 8;
+    const double main_us = std::max(read_us, (double)waves * tile_us(of.panels) + tile_us(share));
     const double us =
-        std::max({main_us, least_us, together ? 0 : read_us * kPanelNbytesUs / kMemoryNbytesUs}) +
-        kSplitUs + part_nbytes / kPartialNbytesUs;
+        main_us * (is_large && workers % left ? kApart : 1) + kSplitUs + nbytes / kPartialNbytesUs;
     if (us < best.us) best = {index, (int)left, (int)workers, us};
   }
   return best;

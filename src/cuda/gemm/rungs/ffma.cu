@@ -161,7 +161,7 @@ struct FfmaCost {
 };
 constexpr FfmaCost kCosts[] = {{"128x128 TMA", 4, 5.05, 3}, {"256x128 TMA", 4, 4.95, 3}};
 constexpr double kSumUs = 3.5, kPartNbytesUs = 4e6;
-constexpr double kHalf = 0.6;              // of a panel's time, where half of the tiles is beyond C
+constexpr double kHalf = 0.53;             // of a panel's time, where half of the tiles is beyond C
 constexpr double kTransposedTileUs = 5.5;  // what a tile costs besides, where panels are transposed
 
 // Of so many rows of C. Tiles that would not fill a wave of blocks are shared by all, where each
@@ -202,10 +202,10 @@ double TilesUs(const Gemm& p, int64_t rows, const FfmaCost& cost) {
   const double whole = (double)CeilDiv(shares.tiles - shares.split_tiles, shares.blocks);
   const double panels = (double)shares.steps / kFfmaSteps<T>;
   const double shared = (double)shares.split_tiles * panels / shares.blocks;
-  const double part_nbytes = 8. * T::kTileM * T::kTileN * (double)SlotsOf(shares);
   // Warps without elements of C leave their issue slots to the others.
   const bool half = rows <= T::kTileM / 2 || p.n <= T::kTileN / 2;
   const double panel_us = cost.panel_us * (half ? kHalf : 1);
+  const double part_nbytes = (half ? 4. : 8.) * T::kTileM * T::kTileN * (double)SlotsOf(shares);
   return cost.us + pack_us(OperandA(p), rows, p.n) + pack_us(OperandB(p), p.n, p.m) +
          (whole * panels + shared) * panel_us + whole * tile_us +
          (shares.split_tiles ? tile_us + kSumUs + part_nbytes / kPartNbytesUs : 0);

@@ -256,12 +256,12 @@ bool SlimFits(const Gemm& p, int64_t first_row) {
 }
 
 double SlimUs(const Gemm& p, int64_t first_row) {
-  constexpr double kUs = 4, kSumUs = 3, kNbytesUs = 3.5e6, kFlopUs = 3e7;
+  constexpr double kUs = 4, kSumUs = 1.5, kNbytesUs = 4e6, kFlopUs = 2.4e7;
   SlimParams s;
   if (!ParamsOf(p, first_row, &s)) return INFINITY;
   const double work = (double)s.width * (double)p.k;
-  return kUs + (s.splits > 1 ? kSumUs : 0) +
-         std::max(work * (double)DtypeNbytes(p.dtype) / kNbytesUs, 2 * work * s.count / kFlopUs);
+  return kUs + (s.splits > 1 ? kSumUs : 0) + work * (double)DtypeNbytes(p.dtype) / kNbytesUs +
+         2 * work * s.count / kFlopUs;
 }
 
 void RunSlim(const char* op, const Gemm& p, DLStream stream, int64_t first_row) {
