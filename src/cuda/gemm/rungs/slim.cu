@@ -1,10 +1,10 @@
 // GEMM of C with at most 16 rows or columns, by FFMA: gradients of the weights of a head, products
-// with few rows. What it reads is one wide operand that lies along the other extent of C, (k,
-// wide), and a slim one, which fits in shared memory panel by panel and which all lanes of a warp
-// share. A warp takes four columns a lane of every eighth row of its block's share of K; K is split
-// over blocks, whose sums meet in a cluster, and those of clusters in a second kernel. The order of
-// each sum is fixed: results are deterministic. Of float32 or a type of 16 bits, sums in float32.
-// Reading the wide operand limits it.
+// with few rows. One operand is wide, (k, wide), and lies along the other extent of C; the other is
+// slim: panels of it fit in shared memory, and all lanes of a warp share what they read there. A
+// warp takes every eighth row of K of its block's share, four columns a lane; K is split over
+// blocks, whose sums meet in a cluster, and those of clusters in a second kernel. The order of each
+// sum is fixed: results are deterministic. Operands and C are of float32 or a type of 16 bits, sums
+// of float32. Reading the wide operand limits it.
 #include <optional>
 
 #include "cuda/gemm/epilogue.cuh"
@@ -23,7 +23,7 @@ constexpr int kPanel = 256;  // rows of K of the slim operand in shared memory
 struct SlimParams {
   Gemm gemm;
   const void *wide, *slim;
-  int64_t width, pitch;       // of the wide operand: its extent, elements between rows of K
+  int64_t width;              // of the wide operand, and elements between its rows of K
   int64_t slim_k, slim_each;  // steps of the slim operand
   int count;                  // of the slim operand's rows or columns
   bool is_row;                // the slim extent is that of C's rows, from
@@ -52,8 +52,8 @@ constexpr int ResidentOf(int count) { return count <= 8 ? 3 : 2; }
 
 template <class E, int kCount>
 __global__ void __launch_bounds__(kThreads, ResidentOf(kCount)) SlimKernel(const SlimParams p) {
-  constexpr int kAtOnce = kCount == 1 ? 8 : 4,
-                kStep = kWarps * kAtOnce;         // rows of a warp that are under way
+  constexpr int kAtOnce = kCount == 1 ? 8 : 4;  // rows of a warp that are under way
+  constexpr int kStep = kWarps * kAtOnce;
   constexpr int kPart = kCount < 4 ? kCount : 4;  // of the slim extent, that meets at once
   static_assert(kPanel % kStep == 0 && kCount % kPart == 0);
   __shared__ __align__(16) float slim[kPanel * kCount];  // later the sums of the block
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, ResidentOf(kCount)) SlimKernel(const
   const auto load = [&](int64_t k) {
 #pragma unroll
     for (int u = 0; u < kAtOnce; u++)
-      next[u] = exists && k + u * kWarps < end ? LoadQuad(from + (k + u * kWarps) * p.pitch)
+      next[u] = exists && k + u * kWarps < end ? LoadQuad(from + (k + u * kWarps) * p.width)
                                                : make_float4(0.f, 0.f, 0.f, 0.f);
   };
   float4 sums[kCount] = {};
@@ -206,7 +206,6 @@ bool ParamsOf(const Gemm& p, int64_t first_row, SlimParams* params) {
   } else {
     return false;
   }
-  s.pitch = s.width;
   constexpr int64_t kLeastShare = 64;
   const int64_t strips = CeilDiv(s.width, kStrip);
   // Two thirds of the blocks that run together: clusters leave some of the places empty.
@@ -256,7 +255,7 @@ bool SlimFits(const Gemm& p, int64_t first_row) {
 }
 
 double SlimUs(const Gemm& p, int64_t first_row) {
-  constexpr double kUs = 4, kSumUs = 1.5, kNbytesUs = 4e6, kFlopUs = 2.4e7;
+  constexpr double kUs = 5.5, kSumUs = 1.5, kNbytesUs = 4e6, kFlopUs = 2.4e7;
   SlimParams s;
   if (!ParamsOf(p, first_row, &s)) return INFINITY;
   const double work = (double)s.width * (double)p.k;
