@@ -84,7 +84,7 @@ inline bool AllInBoxes(const Config& config, int64_t panels) {
 }
 
 static __global__ void ZeroKernel(unsigned* counters, int count) {
-  TriggerProgrammaticLaunch();
+  TriggerProgrammaticLaunch();  // the GEMM is set up while this waits
   GridDependencySynchronize();
   for (int64_t i = FirstItem(); i < count; i += ItemStep()) counters[i] = 0;
 }
