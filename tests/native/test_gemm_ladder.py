@@ -452,8 +452,9 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
             with self.subTest(name=name):
                 self.check_epilogues_and_sums(self.algorithms().index(name) + 1)
 
-    def check_epilogues_and_sums(self, number: int) -> None:
-        m, n, k = 270, 133, 50
+    def check_epilogues_and_sums(
+        self, number: int, m: int = 270, n: int = 133, k: int = 50
+    ) -> None:
         x, w = self.operands(m, n, k, (True, False))
         bias = self.operands(1, n, 1, (False, False))[1][0]
         given = [array(value, self.ctx) for value in (x, w, bias)]
@@ -487,6 +488,78 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
         scale = np.abs(x).T @ np.abs(w) + np.abs(bias)
         off = np.abs(c.asnumpy() - wanted) - bound(k + 1, "fp32") * scale
         self.assertLessEqual(off.max(), 0)
+
+    def test_slim_products(self) -> None:
+        """At most 16 rows or columns, with K in one share, in a cluster's and in those of several
+        clusters; the bits are the same each time.
+        """
+        columns = [(4, 16, 5), (132, 1, 70), (1000, 7, 777), (128, 10, sample.count(9000, 3000))]
+        rows = [(1, 516, 1000), (3, 4, 300), (16, 260, 1024), (5, 8, sample.count(20000, 5000))]
+        cases = [(shape, (True, flag)) for shape in columns for flag in (False, True)]
+        cases += [(shape, (flag, False)) for shape in rows for flag in (False, True)]
+        for shape, flags in cases:
+            with self.subTest(shape=shape, transposed=flags):
+                operands = self.operands(*shape, flags)
+                got = self.product(operands, flags, "warp slim", "fp32")
+                self.check(got, operands, flags, bound(shape[2], "fp32"))
+                again = self.product(operands, flags, "warp slim", "fp32")
+                self.assertEqual(got.tobytes(), again.tobytes())
+        for shape, flags in (((17, 20, 9), (False, False)), ((16, 18, 9), (False, False))):
+            with self.subTest(shape=shape), self.assertRaises(NotApplicableError):
+                self.product(self.operands(*shape, flags), flags, "warp slim", "fp32")
+
+    def test_slim_products_have_epilogues_and_sums(self) -> None:
+        number = self.algorithms().index("warp slim") + 1
+        for m, n in ((132, 10), (9, 132)):
+            with self.subTest(rows=m, columns=n):
+                self.check_epilogues_and_sums(number, m, n, 700)
+
+    def test_last_rows_of_tiles_fed_by_tma(self) -> None:
+        """Rows beyond whole tiles, where they are few, are a slim product of their own."""
+        self.of_sm90()
+        for name, flags in itertools.product(self.TMA, ((True, False), (False, False))):
+            with self.subTest(name=name, transposed=flags):
+                operands = self.operands(272, 132, 600, flags)
+                got = self.product(operands, flags, name, "fp32")
+                self.check(got, operands, flags, bound(600, "fp32"))
+                again = self.product(operands, flags, name, "fp32")
+                self.assertEqual(got.tobytes(), again.tobytes())
+            self.check_epilogues_and_sums(self.algorithms().index(name) + 1, 272, 132, 600)
+
+    def test_long_sums_of_few_tiles_on_tensor_cores(self) -> None:
+        """Every tiling of the rung `hopper` cuts K among all blocks; the bits are the same."""
+        flags, served = (True, False), 0
+        for precision, name in itertools.product(("tf32", "3xtf32"), self.algorithms()):
+            if not name.startswith("hopper "):
+                continue
+            for shape in ((200, 128, 4000), (36, 20, 3000)):
+                with self.subTest(name=name, shape=shape, precision=precision):
+                    operands = self.operands(*shape, flags)
+                    try:
+                        got = self.product(operands, flags, name, precision)
+                    except (NotApplicableError, DeviceError):
+                        continue
+                    served += 1
+                    self.check(got, operands, flags, bound(shape[2], precision))
+                    again = self.product(operands, flags, name, precision)
+                    self.assertEqual(got.tobytes(), again.tobytes())
+        if not served:
+            self.skipTest("needs an H100 or H200")
+
+    def test_long_sums_of_the_rung_tensor(self) -> None:
+        """More splits than a cluster has, of large tiles too, with the sums of an operand."""
+        number = self.algorithms().index("tensor") + 1
+        m, n, k = 200, 128, 8200
+        x, w = self.operands(m, n, k, (True, False))
+        given = [array(value, self.ctx) for value in (x, w)]
+        for precision in ("tf32", "3xtf32"):
+            with self.subTest(precision=precision):
+                c, sums = empty((m, n), self.ctx), empty((n,), self.ctx)
+                how = number, PRECISIONS[precision]
+                launch("matmul_sums", self.ctx, *given, 1, 0, *how, 0, c, sums)
+                self.check(c.asnumpy(), [x, w], (True, False), bound(k, precision))
+                off = np.abs(sums.asnumpy() - w.sum(0, np.float64))
+                self.assertTrue((off <= bound(k, "fp32") * np.abs(w).sum(0)).all())
 
     def test_3xtf32_has_infinities(self) -> None:
         a, b = self.operands(20, 9, 16, (False, False))

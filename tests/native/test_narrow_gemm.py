@@ -127,6 +127,44 @@ class NarrowGemm(unittest.TestCase):
                 got = self.product(operands, (False, False), number, bfloat16)
                 self.check(got, operands, (False, False), bfloat16)
 
+    def test_long_sums_of_few_tiles(self) -> None:
+        """As gradients of weights have them, by every tiling of the rung `hopper`, and with so few
+        columns that no tensor cores are used.
+        """
+        flags = (True, False)
+        k = 2000 if EMULATED else 20000
+        for shape, dtype in itertools.product(((200, 128, k), (784, 24, k), (36, 10, k)), NARROW):
+            operands = self.operands(*shape, flags, dtype)
+            for number, name in enumerate(self.algorithms()):
+                if name and not name.startswith("hopper"):
+                    continue
+                with self.subTest(name=name, shape=shape, dtype=str(dtype)):
+                    try:
+                        got = self.product(operands, flags, number, dtype)
+                    except (NotApplicableError, DeviceError):
+                        continue
+                    self.check(got, operands, flags, dtype)
+                    again = self.product(operands, flags, number, dtype)
+                    self.assertEqual(got.tobytes(), again.tobytes())
+                    self.check_sums(operands, number, dtype)
+
+    def check_sums(self, operands: Sequence[np.ndarray], number: int, dtype: Any) -> None:
+        """Those of A, (k, m), beside the product with B, (k, n)."""
+        (k, m), n = operands[0].shape, operands[1].shape[1]
+        given = [array(x, self.ctx, dtype) for x in operands]
+        c, sums = empty((m, n), self.ctx, dtype), empty((m,), self.ctx)
+        c[:] = sums[:] = np.nan
+        of_a = 1
+        try:
+            launch("matmul_sums", self.ctx, *given, 1, 0, number, 0, of_a, c, sums)
+        except NotApplicableError:
+            self.assertIn("ping-pong", self.algorithms()[number])
+            return
+        self.check(c.asnumpy().astype(np.float64), operands, (True, False), dtype)
+        wide = operands[0].astype(np.float64)
+        off = np.abs(sums.asnumpy() - wide.sum(0)) - (k + 1) * 2.0**-23 * np.abs(wide).sum(0)
+        self.assertLessEqual(off.max(), 0)
+
     def test_epilogues(self) -> None:
         m, n, k = 70, 48, 33
         for dtype in NARROW:

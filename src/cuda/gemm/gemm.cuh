@@ -2,8 +2,8 @@
 // of this library, cuBLAS and cuBLASLt; the contract of the ladder's rungs; and the functions that
 // run them. Matrices are row-major and contiguous, C overlaps nothing that is read. In the order of
 // reading, rungs/ first: naive.cu, tiled.cu, register.cu, tile.cuh and kernel.cuh (rungs/warp.cu,
-// tensor.cu), ffma.cuh, hopper/hopper.cu, rungs/cublas.cu, then heuristic.cu, which picks one, and
-// ladder.cu. Each file names what limits it.
+// tensor.cu), slim.cu, ffma.cuh, hopper/hopper.cu, rungs/cublas.cu, then heuristic.cu, which picks
+// one, and ladder.cu. Each file names what limits it.
 #pragma once
 #include <memory>
 

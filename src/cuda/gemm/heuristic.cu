@@ -179,13 +179,17 @@ constexpr double kReduceUs = 4.5;  // of a separate sum of an operand, and of 16
 constexpr double kSumNbytesUs = 3e6;
 
 // cuBLAS by what it multiplies: fixed cost, and FLOP per microsecond; more slowly in tf32 where A
-// is transposed.
+// is transposed, and of C with at most 128, or 16, rows or columns. It takes as long as its
+// operands come from memory, and further kernels where it splits the long K of a small C.
 struct CublasCost {
-  double us, flop_us, flop_us_of_transposed;
+  double us, flop_us, flop_us_of_transposed, flop_us_of_128, flop_us_of_16;
 };
-constexpr CublasCost kCublasFp32 = {7, 5.05e7, 5.05e7};
-constexpr CublasCost kCublasTf32 = {4.5, 3.95e8, 2.6e8};
-constexpr CublasCost kCublasNarrow = {2.5, 7.6e8, 7.6e8};
+constexpr CublasCost kCublasFp32 = {7, 5.05e7, 5.05e7, 4.3e7, 7e6};
+constexpr CublasCost kCublasTf32 = {4.5, 3.95e8, 2.6e8, 2.6e8, 2.6e8};
+constexpr CublasCost kCublasNarrow = {2.5, 7.6e8, 7.6e8, 7.6e8, 7.6e8};
+constexpr double kCublasNbytesUs = 3.3e6;
+constexpr double kCublasVectorUs = 2.5, kCublasVectorNbytesUs = 4e6;  // of one row or column
+constexpr double kCublasSplitUs = 4, kCublasSplitUsOf16 = 8, kCublasSplitNumel = 128 * 128;
 constexpr double kEpilogueNbytesUs = 3e6;
 constexpr double kWidenNbytesUs = 3e6;  // of copies in float32, bytes a us
 
@@ -245,8 +249,16 @@ double CublasUs(const Gemm& p) {
   if (OwnGemmIsForced() || p.u8 != U8Operand::kNone) return INFINITY;
   const bool tf32 = p.precision == Precision::kTf32;
   const CublasCost& cost = p.IsNarrow() ? kCublasNarrow : tf32 ? kCublasTf32 : kCublasFp32;
-  const double rate = p.trans_a ? cost.flop_us_of_transposed : cost.flop_us;
-  double us = cost.us + 2. * p.m * p.n * p.k / rate;
+  const int64_t least = std::min(p.m, p.n);
+  const double rate = least <= 16    ? cost.flop_us_of_16
+                      : least <= 128 ? cost.flop_us_of_128
+                      : p.trans_a    ? cost.flop_us_of_transposed
+                                     : cost.flop_us;
+  const double nbytes = ((double)p.m + (double)p.n) * (double)p.k * (double)DtypeNbytes(p.dtype);
+  double us = cost.us + std::max(2. * p.m * p.n * p.k / rate, nbytes / kCublasNbytesUs);
+  if (least <= 1) us = kCublasVectorUs + nbytes / kCublasVectorNbytesUs;
+  if (p.k >= kDeepK && (double)p.m * p.n <= kCublasSplitNumel)
+    us += least <= 16 ? kCublasSplitUsOf16 : kCublasSplitUs;
   if (!p.epilogue.Empty()) {
     // One kernel over C; of 16 bits it goes over C in float32, which another one then rounds.
     const double nbytes = (p.IsNarrow() ? 14. : 8.) + (p.epilogue.side ? 4 : 0);
@@ -368,9 +380,9 @@ KernelFamily LargeFamily(KernelFamily family) {
 
 // The best large tiling. Where its last wave is nearly empty, the tiles of that wave may be a
 // launch of their own with a split K, from sm_90 on, where a cluster reduces them.
-TileConfig BestLargeConfig(KernelFamily family, const Gemm& p) {
+TileConfig BestLargeConfig(KernelFamily family, const Gemm& p, int max_splits) {
   const int device = p.ctx.device_id, multiprocessors = Multiprocessors(device);
-  TileConfig best = BestTileConfig(family, &p, 1, kMaxSplits);
+  TileConfig best = BestTileConfig(family, &p, 1, max_splits);
   if (ComputeMajor(device) < 9) return best;
   const FamilyModel& model = ModelOf(family);
   for (int tiling = 0; tiling < (int)model.size(); tiling++) {
@@ -391,10 +403,13 @@ TileConfig BestLargeConfig(KernelFamily family, const Gemm& p) {
 
 TileConfig BestTileConfig(KernelFamily family, const Gemm& p) {
   const bool deep = p.k >= kDeepK && (double)p.m * p.n < kDeepNumel;
-  const TileConfig best = BestTileConfig(family, &p, 1, deep ? kDeepSplits : kMaxSplits);
+  const int max_splits = deep ? kDeepSplits : kMaxSplits;
+  const TileConfig best = BestTileConfig(family, &p, 1, max_splits);
   if (!HasLargeFamily(family)) return best;
-  const TileConfig large = BestLargeConfig(LargeFamily(family), p);
+  const TileConfig large = BestLargeConfig(LargeFamily(family), p, max_splits);
   TileConfig fastest = large.us < best.us ? large : best;
+  const double slim_us = SlimUs(p) + (p.sums ? kReduceUs : 0);
+  if (slim_us < fastest.us) fastest = {KernelFamily::kSlim, 0, 1, slim_us};
   if (family != KernelFamily::kFp32 || !FfmaFits(p)) return fastest;
   for (int tiling = 0; tiling < (int)FfmaTilingNames().size(); tiling++) {
     const double us = FfmaUs(p, tiling) + (p.sums ? kReduceUs : 0);
@@ -424,6 +439,7 @@ GemmParams MakeParams(const char* op, const Gemm& p, const TileSize& size, int s
 
 void RunTiledGemm(const char* op, const Gemm& p, TileConfig config, DLStream stream) {
   if (config.family == KernelFamily::kFfma) return RunFfma(op, p, config.tiling, stream);
+  if (config.family == KernelFamily::kSlim) return RunSlim(op, p, stream);
   const int64_t k_slice = KSlice(p.k, config.splits);
   if (k_slice > 0) config.splits = (int)CeilDiv(p.k, k_slice);
   const int tiling = config.tiling, splits = config.splits;
@@ -478,6 +494,8 @@ void RunGemmByHeuristic(const char* op, const Gemm& p, DLStream stream) {
   const double tiled_us = TiledUs(p), hopper_us = HopperUs(p) + sums_us;
   const bool hopper = hopper_us + (p.IsNarrow() ? 0 : kAloneUs) < tiled_us;
   const double cublas_us = CublasUs(p), own_us = hopper ? hopper_us : tiled_us;
+  if (p.IsNarrow() && SlimUs(p) + OperandSumsUs(p) < std::min(own_us, cublas_us))
+    return RunSlim(op, p, stream);
   const bool cublas = cublas_us < own_us && !*CublasError();
   if (cublas && p.IsNarrow()) return RunNarrowCublasGemm(op, p, stream);
   if (cublas) {
@@ -502,7 +520,9 @@ TileConfig VariantConfig(KernelFamily family, const Gemm& p, int variant) {
   if (tiling < tilings) return {family, tiling, splits, 0};
   const int large = (int)ModelOf(LargeFamily(family)).size();
   if (tiling < tilings + large) return {LargeFamily(family), tiling - tilings, splits, 0};
-  return {KernelFamily::kFfma, variant - (tilings + large) * kSplitsPerTiling, 1, 0};
+  const int rest = variant - (tilings + large) * kSplitsPerTiling;
+  if (rest == (int)FfmaTilingNames().size()) return {KernelFamily::kSlim, 0, 1, 0};
+  return {KernelFamily::kFfma, rest, 1, 0};
 }
 
 std::vector<std::string> TiledVariants(KernelFamily family) {
@@ -516,6 +536,7 @@ std::vector<std::string> TiledVariants(KernelFamily family) {
   add(LargeFamily(family));
   if (family != KernelFamily::kFp32) return names;
   for (const std::string& name : FfmaTilingNames()) names.push_back(name);
+  names.push_back("slim");
   return names;
 }
 
@@ -524,6 +545,7 @@ bool FitsTiled(KernelFamily family, const Gemm& p, int variant) {
   if (variant >= small && !HasLargeFamily(family)) return false;
   const TileConfig config = VariantConfig(family, p, variant);
   if (config.family == KernelFamily::kFfma) return FfmaFits(p);
+  if (config.family == KernelFamily::kSlim) return SlimFits(p);
   return FitsSharedMemory(SharedLimit(p.ctx.device_id),
                           ModelOf(config.family)[config.tiling].nbytes) &&
          HasNoEmptySplit(p.k, config.splits);

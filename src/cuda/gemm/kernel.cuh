@@ -341,8 +341,18 @@ void LaunchTiles(const char* op, const GemmParams& params, DLStream stream) {
 
 // Families of kernels, each of one accumulator and its tilings. A tiling index means the same tile
 // size in all that are not large.
-enum class KernelFamily { kFp32, kTf32, k3xTf32, kU8, kLargeFp32, kLargeTf32, kLarge3xTf32, kFfma };
-constexpr int kTiledFamilies = 7;  // of all but kFfma
+enum class KernelFamily {
+  kFp32,
+  kTf32,
+  k3xTf32,
+  kU8,
+  kLargeFp32,
+  kLargeTf32,
+  kLarge3xTf32,
+  kFfma,
+  kSlim
+};
+constexpr int kTiledFamilies = 7;  // those before kFfma
 KernelFamily FamilyOf(const Gemm& gemm);
 
 struct TileSize {
@@ -410,6 +420,14 @@ const std::vector<std::string>& FfmaTilingNames();
 bool FfmaFits(const Gemm& gemm);
 double FfmaUs(const Gemm& gemm, int tiling);
 void RunFfma(const char* op, const Gemm& gemm, int tiling, DLStream stream);
+// The family kSlim (rungs/slim.cu), of C with at most 16 rows or columns. True where the operand
+// along the larger extent of C lies along it in whole quads; what one would take in microseconds,
+// infinite where it does not fit; and a product by it, of floats of any size. Of C's rows from
+// `first_row` on, which are at most 16 where that is not 0; operand sums are made with all rows
+// alone.
+bool SlimFits(const Gemm& gemm, int64_t first_row = 0);
+double SlimUs(const Gemm& gemm, int64_t first_row = 0);
+void RunSlim(const char* op, const Gemm& gemm, DLStream stream, int64_t first_row = 0);
 // A is uint8 and not transposed.
 void LaunchU8(const char* op, int tiling, const GemmParams& params, DLStream stream);
 

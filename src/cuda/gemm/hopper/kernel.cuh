@@ -20,6 +20,7 @@
 #include "cuda/instructions/hopper.cuh"
 #include "cuda/instructions/ring.cuh"
 #include "cuda/pointwise/vector.cuh"
+#include "cuda/reduce/group.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "operators/epilogue.h"
 
@@ -1152,35 +1153,74 @@ __device__ __forceinline__ void AddPartials(Accumulators<T>& d, const Params& pa
   }
 }
 
+__device__ __forceinline__ void Add(float4& sum, const float4& x) {
+  sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+}
+
+// Adds to the sums of `quad`, and of those 128 further on, the parts of every `step`-th split from
+// `first` on, in that order. Quads from `end` on are left out.
+template <class T, int kBatch>
+__device__ __forceinline__ void AddSplits(float4 (&sums)[kBatch], const float4* parts, int quad,
+                                          int end, int first, int step, int splits) {
+  constexpr int64_t kOfSlot = (int64_t)T::kCluster * T::kParts * T::kQuads * 128;
+  constexpr int kAtOnce = 24 / kBatch;  // loads that are under way
+#pragma unroll 1
+  for (int begin = first; begin < splits; begin += kAtOnce * step) {
+    float4 v[kAtOnce][kBatch];
+#pragma unroll
+    for (int s = 0; s < kAtOnce; s++) {
+      const int split = begin + s * step;
+#pragma unroll
+      for (int b = 0; b < kBatch; b++)
+        v[s][b] = split < splits && quad + b * 128 < end ? parts[split * kOfSlot + quad + b * 128]
+                                                         : make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+#pragma unroll
+    for (int s = 0; s < kAtOnce; s++)
+#pragma unroll
+      for (int b = 0; b < kBatch; b++) Add(sums[b], v[s][b]);
+  }
+}
+
 // Waits for all splits of a tile, adds one of as many slices of them, and stores it; whole tiles
 // come here as well where rows allow no wide access.
 template <class E, class T, bool kHasEpilogue>
 __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& segment,
                                            const TileOrigin& origin, uint32_t rank, int part,
                                            int consumer) {
-  constexpr int kBatch = 4, kItems = T::kQuads * 128;
+  constexpr int kBatch = 4, kItems = T::kQuads * 128, kMostLanes = 8;
   const int thread = threadIdx.x % 128;
   const unsigned* arrivals = ArrivalsOf<T>(params, segment, rank, part);
   if (segment.splits > 1)
     WaitForSplits(arrivals, segment.splits, consumer);
   else
     SyncThreads(1 + consumer, 128);
-  const int begin = kItems * segment.split / segment.splits;
-  const int end = kItems * (segment.split + 1) / segment.splits;
+  // Under ping-pong both consumers make slices, of whole tiles the one that has multiplied it.
+  const int in_split = T::kPingPong && segment.splits > 1 ? T::kConsumers : 1;
+  const int slice = segment.split * in_split + (in_split > 1 ? consumer : 0);
+  const int begin = kItems * slice / (segment.splits * in_split);
+  const int end = kItems * (slice + 1) / (segment.splits * in_split);
+  const float4* const parts = PartialOf<T>(params, segment.slot - segment.split, rank, part);
+  // Adjacent lanes share the splits of a quad where the slice has few.
+  int lanes = 1;
+  while (lanes < kMostLanes && 2 * lanes * (end - begin) <= 128) lanes *= 2;
 #pragma unroll 1
-  for (int first = begin + thread; first < end; first += kBatch * 128) {
+  for (int base = begin; base < end; base += kBatch * 128) {
+    const int first = base + thread / lanes;
     float4 sums[kBatch] = {};
-#pragma unroll 4
-    for (int split = 0; split < segment.splits; split++) {
-      const float4* from = PartialOf<T>(params, segment.slot - segment.split + split, rank, part);
-#pragma unroll
-      for (int b = 0; b < kBatch; b++) {
-        const float4 v = from[min(first + b * 128, end - 1)];
-        sums[b].x += v.x, sums[b].y += v.y, sums[b].z += v.z, sums[b].w += v.w;
-      }
-    }
+    if (end - begin <= 128) {
+      float4 sum[1] = {};
+      AddSplits<T>(sum, parts, first, end, thread % lanes, lanes, segment.splits);
 #pragma unroll 1
-    for (int item = first; item < min(end, first + kBatch * 128); item += 128) {
+      for (int distance = 1; distance < lanes; distance *= 2)
+        Add(sum[0], ShuffleXor(sum[0], distance, 32));
+      sums[0] = sum[0];
+    } else {
+      AddSplits<T>(sums, parts, first, end, 0, 1, segment.splits);
+    }
+    const int last = thread % lanes ? base : min(end, base + kBatch * 128);
+#pragma unroll 1
+    for (int item = first; item < last; item += 128) {
       const float4 sum = sums[0];
 #pragma unroll
       for (int b = 1; b < kBatch; b++) sums[b - 1] = sums[b];
@@ -1303,12 +1343,10 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   // A cluster has written its splits before it waits for others': the first split of a tile is the
   // last that it makes.
   Segments<T> again(params);
-  for (int turn = 0; again.Next(segment) && segment.tile < params.split_tiles; turn++) {
-    const bool is_own = !T::kPingPong || turn % 2 == consumer;
-    if (is_own && segment.splits > 1 && !(params.in_boxes && segment.splits <= kMostOwned))
+  while (again.Next(segment) && segment.tile < params.split_tiles)
+    if (segment.splits > 1 && !(params.in_boxes && segment.splits <= kMostOwned))
       StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin_of(segment), rank, part,
                                              consumer);
-  }
 }
 
 template <class E, class T, class Source, bool kExact>

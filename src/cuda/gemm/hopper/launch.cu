@@ -24,7 +24,10 @@ Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
   const double epilogue_us = plain ? 0 : simple ? cost.simple_us : cost.fast_us;
   const TileTime time{cost.tile_m,   cost.tile_n,  cost.cluster, index == kPingPong,
                       cost.panel_us, cost.tile_us, epilogue_us};
-  return Estimated(time, {gemm.m, gemm.n, PanelsOf(gemm), gemm.batch}, multiprocessors, index);
+  const double nbytes = (double)(gemm.m + gemm.n) * (double)(gemm.k * gemm.batch) *
+                        (double)DtypeNbytes(gemm.dtype) * (gemm.split ? 2 : 1);
+  const Extents extents{gemm.m, gemm.n, PanelsOf(gemm), gemm.batch, nbytes};
+  return Estimated(time, extents, multiprocessors, index);
 }
 
 // True where the tiling has room in shared memory for the side of a tile, which float32 needs not.

@@ -13,9 +13,11 @@ namespace dlsys {
 namespace cuda {
 namespace hopper {
 
-// A product of (m, panels of 128 bytes) by (panels, n), so many times.
+// A product of (m, panels of 128 bytes) by (panels, n), so many times. The bytes of its operands
+// where they lie in memory as they are read, else 0: then what they cost is not known.
 struct Extents {
   int64_t m, n, panels, batch;
+  double nbytes = 0;
 };
 
 // Microseconds on an H200 of a tile: of a panel, of what a tile costs besides, and of its epilogue.
@@ -32,13 +34,17 @@ struct Config {
 };
 
 // The time with every tile in one piece, or with those that do not fill a wave of clusters shared
-// by all clusters, or by as many as let each tile have the same number of them.
+// by all clusters, or by as many as let each tile have the same number of them. Then all work at
+// the same K, so that tiles read operands that are larger than the L2 cache together. Products of
+// few tiles or a short K may take as long as their operands: from memory, or through the cache.
 inline Config Estimated(const TileTime& time, const Extents& of, int multiprocessors, int index,
                         bool may_split = true) {
-  constexpr double kSplitUs = 6, kPartialNbytesUs = 3e6;  // bytes of parts, written and read, a us
+  // Bytes a microsecond: of parts, written and read; of panels; of operands from memory.
+  constexpr double kPartialNbytesUs = 3e6, kPanelNbytesUs = 7e6, kMemoryNbytesUs = 3.3e6;
+  constexpr double kSplitUs = 6, kCacheNbytes = 40e6, kApart = 1.15;
   const int64_t clusters = multiprocessors / time.cluster;
-  const int64_t tiles =
-      CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster) * CeilDiv(of.n, time.tile_n) * of.batch;
+  const int64_t row_tiles = CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster);
+  const int64_t col_tiles = CeilDiv(of.n, time.tile_n), tiles = row_tiles * col_tiles * of.batch;
   const int64_t left = tiles % clusters, waves = tiles / clusters;
   // Of a tile; under ping-pong one consumer's epilogue and the other's products go on together.
   const auto tile_us = [&](int64_t panels) {
@@ -46,14 +52,20 @@ inline Config Estimated(const TileTime& time, const Extents& of, int multiproces
     if (!time.ping_pong) return main_us + time.epilogue_us;
     return std::max(main_us, (main_us + time.epilogue_us) / 2);
   };
-  Config best{index, 0, 0, (double)(waves + (left > 0)) * tile_us(of.panels)};
+  const bool is_large = of.nbytes > kCacheNbytes;
+  const double panel_nbytes =
+      128. * (double)(of.panels * of.batch * (of.m * col_tiles + of.n * row_tiles));
+  const double read_us = std::max(of.nbytes > 0 ? panel_nbytes / kPanelNbytesUs : 0,
+                                  is_large ? of.nbytes / kMemoryNbytesUs : 0);
+  Config best{index, 0, 0, std::max(read_us, (double)(waves + (left > 0)) * tile_us(of.panels))};
   if (!left || !may_split || left * of.panels * clusters > INT32_MAX) return best;
   for (const int64_t workers : {clusters, clusters / left * left}) {
     const int64_t share = CeilDiv(left * of.panels, workers), parts = left + workers;
     if (workers == left || left * of.panels / workers < 2) continue;
     const double nbytes = (double)(parts * time.cluster * time.tile_m * time.tile_n) * 8;
+    const double main_us = std::max(read_us, (double)waves * tile_us(of.panels) + tile_us(share));
     const double us =
-        (double)waves * tile_us(of.panels) + tile_us(share) + kSplitUs + nbytes / kPartialNbytesUs;
+        main_us * (is_large && workers % left ? kApart : 1) + kSplitUs + nbytes / kPartialNbytesUs;
     if (us < best.us) best = {index, (int)left, (int)workers, us};
   }
   return best;
@@ -72,6 +84,8 @@ inline bool AllInBoxes(const Config& config, int64_t panels) {
 }
 
 static __global__ void ZeroKernel(unsigned* counters, int count) {
+  TriggerProgrammaticLaunch();  // the GEMM is set up while this waits
+  GridDependencySynchronize();
   for (int64_t i = FirstItem(); i < count; i += ItemStep()) counters[i] = 0;
 }
 
@@ -103,7 +117,8 @@ void LaunchTiles(const char* op, DLContext ctx, const Config& config, const Maps
     const int counters = params.split_tiles * T::kCluster * T::kParts;
     arrivals.emplace(ctx, counters * (int64_t)sizeof(unsigned), stream);
     params.arrivals = (unsigned*)arrivals->data();
-    Launch(op, ZeroKernel, Blocks(counters), kThreads, 0, stream, params.arrivals, counters);
+    LaunchClusters(op, ZeroKernel, Blocks(counters), 1, kThreads, 0, true, stream, params.arrivals,
+                   counters);
   }
   LaunchClusters(op, GemmKernel<E, T, Source, kExact>, (unsigned)(clusters * T::kCluster),
                  T::kCluster, T::kThreads, T::kSharedNbytes, true, stream, maps.a, maps.b, maps.c,

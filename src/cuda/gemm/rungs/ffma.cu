@@ -1,7 +1,8 @@
 // Launches of the GEMM by FFMA and TMA (ffma.cuh): how its tiles are shared, what it costs, the sum
 // of parts of tiles, and the copies that it needs: of operands that do not lie (k, mn), or whose
-// rows TMA cannot read, to rows of a multiple of 16 bytes in planned workspace. C overlaps no
-// operand. Memory bandwidth limits copies and sums.
+// rows TMA cannot read, to rows of a multiple of 16 bytes in planned workspace. A few rows beyond
+// whole tiles are a product of their own (slim.cu). C overlaps no operand. Memory bandwidth limits
+// copies and sums.
 #include <optional>
 
 #include "cuda/gemm/rungs/ffma.cuh"
@@ -65,8 +66,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t first = blockIdx.x * (int64_t)kItems; first < (int64_t)shares.split_tiles * kOfTile;
        first += gridDim.x * (int64_t)kItems) {
     const int tile = (int)(first / kOfTile), item = (int)(first % kOfTile) + at;
-    const int panel = tile * shares.panels, slot = shares.BlockAt(panel) + tile;
-    const int parts = shares.BlockAt(panel + shares.panels - 1) + tile - slot + 1;
+    const int step = tile * shares.steps, slot = shares.BlockAt(step) + tile;
+    const int parts = shares.BlockAt(step + shares.steps - 1) + tile - slot + 1;
     if (parts == 1) continue;  // in C already
     const TileCoord coord = TileCoordOf(params, tile);
     const int thread = item % T::kThreads, row4 = item / T::kThreads % kQuadsM;
@@ -160,17 +161,19 @@ struct FfmaCost {
 };
 constexpr FfmaCost kCosts[] = {{"128x128 TMA", 4, 5.05, 3}, {"256x128 TMA", 4, 4.95, 3}};
 constexpr double kSumUs = 3.5, kPartNbytesUs = 4e6;
+constexpr double kHalf = 0.53;             // of a panel's time, where half of the tiles is beyond C
 constexpr double kTransposedTileUs = 5.5;  // what a tile costs besides, where panels are transposed
 
-// Tiles that would not fill a wave of blocks are shared by all, where each then has a few panels.
+// Of so many rows of C. Tiles that would not fill a wave of blocks are shared by all, where each
+// then has a few panels.
 template <class T>
-FfmaShares SharesOf(const Gemm& p) {
-  constexpr int64_t kLeastPanels = 2;
+FfmaShares SharesOf(const Gemm& p, int64_t rows) {
+  constexpr int64_t kLeastSteps = 2 * kFfmaSteps<T>;
   const int64_t blocks = (int64_t)Multiprocessors(p.ctx.device_id) * T::kResident;
-  const int64_t panels = CeilDiv(p.k, T::kTileK);
-  const int64_t tiles = CeilDiv(p.m, T::kTileM) * CeilDiv(p.n, T::kTileN), left = tiles % blocks;
-  const bool split = left * panels >= blocks * kLeastPanels && left * panels < INT32_MAX;
-  return {(int)panels,
+  const int64_t steps = CeilDiv(p.k, kFfmaUnroll);
+  const int64_t tiles = CeilDiv(rows, T::kTileM) * CeilDiv(p.n, T::kTileN), left = tiles % blocks;
+  const bool split = left * steps >= blocks * kLeastSteps && left * steps < INT32_MAX;
+  return {(int)steps,
           (int)tiles,
           split ? (int)left : 0,
           (int)(split ? blocks : std::min(blocks, tiles)),
@@ -189,27 +192,50 @@ double PackUs(const Operand& x, const Gemm& p, int64_t extent) {
 }
 
 template <class T>
-double EstimatedUs(const Gemm& p, const FfmaCost& cost) {
-  const FfmaShares shares = SharesOf<T>(p);
+double TilesUs(const Gemm& p, int64_t rows, const FfmaCost& cost) {
+  const FfmaShares shares = SharesOf<T>(p, rows);
   const auto pack_us = [&](const Operand& x, int64_t extent, int64_t uses) {
     return IsTransposed<T>(x, uses) ? 0 : PackUs(x, p, extent);
   };
   const bool transposes = IsTransposed<T>(OperandA(p), p.n) || IsTransposed<T>(OperandB(p), p.m);
   const double tile_us = cost.tile_us + (transposes ? kTransposedTileUs : 0);
   const double whole = (double)CeilDiv(shares.tiles - shares.split_tiles, shares.blocks);
-  const double shared = (double)shares.split_tiles * shares.panels / shares.blocks;
-  const double part_nbytes = 8. * T::kTileM * T::kTileN * (double)SlotsOf(shares);
-  return cost.us + pack_us(OperandA(p), p.m, p.n) + pack_us(OperandB(p), p.n, p.m) +
-         (whole * shares.panels + shared) * cost.panel_us + whole * tile_us +
+  const double panels = (double)shares.steps / kFfmaSteps<T>;
+  const double shared = (double)shares.split_tiles * panels / shares.blocks;
+  // Warps without elements of C leave their issue slots to the others.
+  const bool half = rows <= T::kTileM / 2 || p.n <= T::kTileN / 2;
+  const double panel_us = cost.panel_us * (half ? kHalf : 1);
+  const double part_nbytes = (half ? 4. : 8.) * T::kTileM * T::kTileN * (double)SlotsOf(shares);
+  return cost.us + pack_us(OperandA(p), rows, p.n) + pack_us(OperandB(p), p.n, p.m) +
+         (whole * panels + shared) * panel_us + whole * tile_us +
          (shares.split_tiles ? tile_us + kSumUs + part_nbytes / kPartNbytesUs : 0);
 }
 
+// The rows of C that tiles compute: all but those beyond whole tiles, where these are a slim
+// product that takes less.
 template <class T>
-void Run(const char* op, const Gemm& p, DLStream stream) {
-  const FfmaOperand<T> a(op, p, OperandA(p), p.m, p.n, T::kTileM, stream);
+int64_t TiledRows(const Gemm& p, const FfmaCost& cost) {
+  const int64_t whole = p.m / T::kTileM * T::kTileM;
+  if (whole == 0 || whole == p.m || !SlimFits(p, whole)) return p.m;
+  const bool less = TilesUs<T>(p, whole, cost) + SlimUs(p, whole) < TilesUs<T>(p, p.m, cost);
+  return less ? whole : p.m;
+}
+
+template <class T>
+double EstimatedUs(const Gemm& p, const FfmaCost& cost) {
+  const int64_t rows = TiledRows<T>(p, cost);
+  return TilesUs<T>(p, rows, cost) + (rows < p.m ? SlimUs(p, rows) : 0);
+}
+
+template <class T>
+void Run(const char* op, const Gemm& all, const FfmaCost& cost, DLStream stream) {
+  Gemm p = all;
+  p.m = TiledRows<T>(all, cost);
+  if (p.m < all.m) RunSlim(op, all, stream, p.m);
+  const FfmaOperand<T> a(op, p, OperandA(all), p.m, p.n, T::kTileM, stream);
   const FfmaOperand<T> b(op, p, OperandB(p), p.n, p.m, T::kTileN, stream);
   const GemmParams params = MakeParams(op, p, {T::kTileM, T::kTileN}, 1);
-  FfmaShares shares = SharesOf<T>(p);
+  FfmaShares shares = SharesOf<T>(p, p.m);
   const Scratch parts(p.ctx, SlotsOf(shares) * T::kTileM * T::kTileN * (int64_t)sizeof(float),
                       stream);
   shares.parts = (float4*)parts.data();
@@ -261,8 +287,8 @@ double FfmaUs(const Gemm& p, int tiling) {
 }
 
 void RunFfma(const char* op, const Gemm& p, int tiling, DLStream stream) {
-  WithTiling<FfmaTilings>(tiling,
-                          [&](auto of) { Run<typename decltype(of)::type>(op, p, stream); });
+  WithTiling<FfmaTilings>(
+      tiling, [&](auto of) { Run<typename decltype(of)::type>(op, p, kCosts[tiling], stream); });
   if (p.sums) RunOperandSums(op, p, stream);
 }
 

@@ -26,8 +26,10 @@ namespace cuda {
 // In the order of their costs in ffma.cu.
 using FfmaTilings =
     std::tuple<LargeTiling<128, 128, 16, 8, 32, 3, 2>, LargeTiling<256, 128, 16, 8, 32, 4, 1>>;
-constexpr int kFfmaUnroll = 8;        // of k, an even divisor of a panel's
-constexpr int kFfmaAlignment = 1024;  // of what TMA writes in its swizzle
+constexpr int kFfmaUnroll = 8;  // of k, an even divisor of a panel's
+template <class T>
+constexpr int kFfmaSteps = T::kTileK / kFfmaUnroll;  // of a panel
+constexpr int kFfmaAlignment = 1024;                 // of what TMA writes in its swizzle
 
 template <class T>
 constexpr int kFfmaPanelA = T::kTileM * T::kTileK;
@@ -207,25 +209,27 @@ __device__ __forceinline__ WarpOrigin FfmaWarpOrigin(int warp) {
 }
 
 // How a product is shared among the blocks that run together. Of its tiles, the first `split_tiles`
-// lie one behind the other along K, cut into as many equal shares as there are blocks (stream-K);
-// the blocks take the others in turn. A tile that a block finishes goes to C; of others, blocks
-// write their parts of the sums, which FfmaSumKernel adds in the order of K.
+// lie one behind the other along K, cut into as many equal shares as there are blocks (stream-K),
+// at any step of kFfmaUnroll of k; the blocks take the others in turn. A tile that a block finishes
+// goes to C; of others, blocks write their parts of the sums, which FfmaSumKernel adds in the order
+// of K.
 struct FfmaShares {
-  int panels;  // along K
+  int steps;  // along K
   int tiles, split_tiles, blocks;
   bool plain;  // there is no epilogue, and rows of C are of aligned quads
   float4* parts;
 
   __host__ __device__ int BeginOf(int block) const {
-    return (int)((int64_t)split_tiles * panels * block / blocks);
+    return (int)((int64_t)split_tiles * steps * block / blocks);
   }
-  // The block that multiplies a panel of those that are shared.
-  __host__ __device__ int BlockAt(int panel) const {
-    return (int)((((int64_t)panel + 1) * blocks - 1) / ((int64_t)split_tiles * panels));
+  // The block that multiplies a step of those that are shared.
+  __host__ __device__ int BlockAt(int step) const {
+    return (int)((((int64_t)step + 1) * blocks - 1) / ((int64_t)split_tiles * steps));
   }
 };
 
-// Panels [begin, end) of a tile. The parts of a tile have adjacent slots, in the order of K.
+// Steps [begin, end) of a tile, in panels from `begin` on. The parts of a tile have adjacent slots,
+// in the order of K.
 struct FfmaSegment {
   int tile, begin, end, slot;
 };
@@ -241,12 +245,12 @@ class FfmaSegments {
 
   __device__ __forceinline__ bool Next(FfmaSegment& segment) {
     if (at_ < end_) {
-      const int tile = at_ / shares_.panels, begin = at_ - tile * shares_.panels;
-      segment = {tile, begin, min(shares_.panels, begin + end_ - at_), (int)blockIdx.x + tile};
+      const int tile = at_ / shares_.steps, begin = at_ - tile * shares_.steps;
+      segment = {tile, begin, min(shares_.steps, begin + end_ - at_), (int)blockIdx.x + tile};
       at_ += segment.end - begin;
       return true;
     }
-    segment = {whole_, 0, shares_.panels, 0};
+    segment = {whole_, 0, shares_.steps, 0};
     whole_ += shares_.blocks;
     return segment.tile < shares_.tiles;
   }
@@ -290,9 +294,10 @@ class FfmaPanels {
   }
   __device__ __forceinline__ bool More() const { return more_; }
   __device__ __forceinline__ void Next() {
-    if (++segment_.begin == segment_.end) Advance();
+    segment_.begin += kFfmaSteps<T>;
+    if (segment_.begin >= segment_.end) Advance();
   }
-  __device__ __forceinline__ int K() const { return segment_.begin * T::kTileK; }
+  __device__ __forceinline__ int K() const { return segment_.begin * kFfmaUnroll; }
   __device__ __forceinline__ int Row() const { return row_; }
   __device__ __forceinline__ int Col() const { return col_; }
 
@@ -424,20 +429,20 @@ __global__ __launch_bounds__(
       hopper::WaitForPhase(full + at.stage * 8, at.parity);
       accumulator.Begin(zeros, memory + at.stage * kFfmaStageNumel<T>);
 #pragma unroll 1
-      for (int panel = segment.begin; panel < segment.end; panel++) {
+      for (int step = segment.begin; step < segment.end; step += kFfmaSteps<T>) {
         copy_next();
-        const int stage = at.stage, depth = min(T::kTileK, (int)params.gemm.k - panel * T::kTileK);
+        const int stage = at.stage;
         at.Advance();
-        const bool more = panel + 1 < segment.end;
+        const bool more = step + kFfmaSteps<T> < segment.end;
         if (more) hopper::WaitForPhase(full + at.stage * 8, at.parity);
         // After the last panel it reads what nobody needs.
         const float* const next = memory + (more ? at.stage : stage) * kFfmaStageNumel<T>;
 #pragma unroll 1
-        for (int left = CeilDiv32(depth, kFfmaUnroll); left > 0; left--)
+        for (int left = min(kFfmaSteps<T>, segment.end - step); left > 0; left--)
           accumulator.Multiply(left == 1, next);
         release(stage);
       }
-      if (segment.end - segment.begin < shares.panels) {
+      if (segment.end - segment.begin < shares.steps) {
         accumulator.StorePart(shares.parts + (int64_t)segment.slot * T::kTileM * T::kTileN / 4);
         continue;
       }
@@ -457,7 +462,7 @@ __global__ __launch_bounds__(
           });
     } else {
 #pragma unroll 1
-      for (int panel = segment.begin; panel < segment.end; panel++, at.Advance()) {
+      for (int step = segment.begin; step < segment.end; step += kFfmaSteps<T>, at.Advance()) {
         copy_next();
         hopper::WaitForPhase(full + at.stage * 8, at.parity);
         release(at.stage);
