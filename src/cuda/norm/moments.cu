@@ -1,7 +1,10 @@
 // What batch normalization takes of a channel, from what kernels that make x or its gradient leave
 // of groups of rows: mean and variance of moments (Chan, Golub and LeVeque 1979), dscale and dbias
 // of sums. Means as deviations from the first one, and sums, are added in double precision, in a
-// fixed order. Many groups first become fewer; the latency of loads is the limit.
+// fixed order. The latency of loads is the limit, so that a block takes few columns, the 32 bytes
+// that memory gives at once, and has many loads in flight. Very many groups first become fewer.
+#include <algorithm>
+
 #include "cuda/norm/norm.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -9,8 +12,9 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-constexpr int kCols = 16, kLanes = kThreads / kCols;  // of a block, and threads of a column
-constexpr int64_t kMostGroups = 1024;                 // that blocks of one launch combine at once
+constexpr int kCols = 4, kLanes = kThreads / kCols;  // of a block, and threads of a column
+constexpr int kBatch = 16;                           // loads of a thread in flight
+constexpr int64_t kMostGroups = 8192;                // that blocks of one launch combine at once
 
 struct Groups {
   const float2* from;  // (count, channels)
@@ -57,7 +61,6 @@ struct SumsGroups {
 // k-th result of channel c.
 template <class Kind, class Done>
 __device__ __forceinline__ void Combine(const Groups& of, const Done& done) {
-  constexpr int kBatch = 8;
   __shared__ double firsts[kLanes][kCols], seconds[kLanes][kCols];
   const int chunk = (int)blockIdx.x / of.col_blocks;
   const int col = (int)threadIdx.x % kCols, lane = (int)threadIdx.x / kCols;
@@ -65,6 +68,7 @@ __device__ __forceinline__ void Combine(const Groups& of, const Done& done) {
   const int64_t begin = chunk * of.fan, end = min(of.count, begin + of.fan);
   const bool exists = c < of.channels;
   const double origin = exists ? (double)of.from[begin * of.channels + c].x : 0.;
+  const double whole = of.RowsOf(0, 1), rest = of.RowsOf(of.count - 1, of.count);
   double first = 0, second = 0;
   for (int64_t k = begin + lane; exists && k < end; k += kBatch * kLanes) {
     float2 m[kBatch];
@@ -73,7 +77,7 @@ __device__ __forceinline__ void Combine(const Groups& of, const Done& done) {
 #pragma unroll
     for (int j = 0; j < kBatch; j++) {
       const int64_t at = k + j * kLanes;
-      if (at < end) Kind::Add(m[j], of.RowsOf(at, at + 1), origin, first, second);
+      if (at < end) Kind::Add(m[j], at + 1 < of.count ? whole : rest, origin, first, second);
     }
   }
   firsts[lane][col] = first, seconds[lane][col] = second;
@@ -94,6 +98,7 @@ template <class Kind>
 __global__ void __launch_bounds__(kThreads)
     FewerGroupsKernel(const __grid_constant__ Groups of, float2* to) {
   GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   Combine<Kind>(of, [&](int chunk, int64_t c, Two combined, double) {
     to[chunk * of.channels + c] = make_float2((float)combined.x, (float)combined.y);
   });
@@ -102,6 +107,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     StatisticsKernel(const __grid_constant__ Groups of, float* mean, float* variance) {
   GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   Combine<MomentsGroups>(of, [&](int, int64_t c, Two combined, double rows) {
     mean[c] = (float)combined.x;
     variance[c] = combined.y < 0. ? 0.f : (float)(combined.y / rows);
@@ -112,6 +118,7 @@ __global__ void __launch_bounds__(kThreads)
     GradientSumsKernel(const __grid_constant__ Groups of, BatchMoments moments, float* dscale,
                        float* dbias) {
   GridDependencySynchronize();
+  TriggerProgrammaticLaunch();
   Combine<SumsGroups>(of, [&](int, int64_t c, Two combined, double) {
     dscale[c] = (float)combined.x * moments.Of(c).inverse;
     dbias[c] = (float)combined.y;
@@ -122,7 +129,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class Kind, class Last>
 void WithFewGroups(const char* op, DLContext ctx, Groups of, DLStream stream, const Last& last) {
   of.col_blocks = (int)CeilDiv(of.channels, kCols);
-  of.fan = of.count > kMostGroups ? CeilDiv(of.count, kMostGroups / 4) : of.count;
+  constexpr int64_t kFan = kLanes * kBatch;
+  of.fan = of.count > kMostGroups ? std::max(kFan, CeilDiv(of.count, kMostGroups)) : of.count;
   const int64_t chunks = CeilDiv(of.count, of.fan);
   const Scratch fewer(ctx, chunks > 1 ? chunks * of.channels * (int64_t)sizeof(float2) : 0, stream);
   if (chunks > 1) {

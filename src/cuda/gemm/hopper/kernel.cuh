@@ -8,8 +8,9 @@
 // other along K and shared equally (stream-K); parts of a tile are added in the order of K: results
 // are deterministic. 3xtf32 runs over K three times, over the upper and lower parts of both
 // operands (Ootomo and Yokota 2022, doi:10.1177/10943420221090256). A consumer's warp makes the
-// epilogue of its own rows; their side comes by TMA while the tile is multiplied. Functions are
-// those of fast_functions.cuh.
+// epilogue of its own rows; their side comes by TMA while the tile is multiplied, and so does what
+// columns are summed with, in slots of its own: a stage that is held through an epilogue would hold
+// up the panels behind it. Functions are those of fast_functions.cuh.
 //
 // Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, where B has K in
 // another order (MultiplyPanelsAcross). C is row-major and overlaps nothing but its side, each
@@ -29,11 +30,12 @@ namespace hopper {
 
 // A tile of 64 WarpgroupM or, where consumers cooperate, twice as many rows, and TileN columns.
 // What a consumer's epilogue reads and writes goes through StagingN columns of 16 bits in shared
-// memory.
-template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN>
+// memory, and what these columns are summed with lies in one of so many Slots.
+template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN,
+          int Slots = 0>
 struct Tiling {
   static constexpr int kWarpgroupM = WarpgroupM, kTileN = TileN, kCluster = Cluster;
-  static constexpr int kStages = Stages, kStagingN = StagingN;
+  static constexpr int kStages = Stages, kStagingN = StagingN, kSlots = Slots;
   static constexpr bool kPingPong = PingPong;
   // The compiler would let one product wait for the next where those of ping-pong are many.
   static constexpr bool kMakesSums = !PingPong;
@@ -53,15 +55,30 @@ struct Tiling {
   static constexpr int kStagedN = StagingN * 2 / (int)sizeof(E);
   template <class E>
   static constexpr int kMomentsRows = kRows * kStagedN<E> / 128;
-  static constexpr int kSumsRows = kRows / 4;  // of a warp
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
-  // Eight rows of ones lie behind the buffers: B of the products that sum rows of A.
-  static constexpr int kOnesAt = Stages * kStageNbytes + kConsumers * kStagingNbytes;
+  static constexpr int kSlotsAt = Stages * kStageNbytes + kConsumers * kStagingNbytes;
+  static constexpr int kSlotNbytes = kTileM * StagingN * 2;
+  // Eight rows of ones lie behind all: B of the products that sum rows of A.
+  static constexpr int kOnesAt = kSlotsAt + Slots * kSlotNbytes;
   static constexpr int kOnesNbytes = 8 * kRowNbytes;
   static constexpr int kSharedNbytes = kAlignment + kOnesAt + kOnesNbytes;
   static_assert(kSharedNbytes <= 226 << 10, "227 KB a block, and a few barriers");
+  static_assert(!Slots || PingPong, "consumers take the slots in turn");
+
+  // Barriers of the block: for each stage that it is full and that it is empty, for each buffer of
+  // a warp that it is full, and for each slot that it is full, by consumer, and that it is empty.
+  static constexpr int kBoxBarriersAt = 2 * Stages;
+  static constexpr int kSlotBarriersAt = kBoxBarriersAt + kWarps * kBuffers;
+  static constexpr int kBarriers = kSlotBarriersAt + (kConsumers + 1) * Slots;
 };
+
+// The same with slots in the place of stages, enough for a column of tiles 128 wide.
+template <class T, int kSlots = 128 / T::kTileN>
+using WithSlots =
+    Tiling<T::kWarpgroupM, T::kTileN, T::kPingPong, T::kCluster,
+           T::kStages - (kSlots * T::kSlotNbytes + T::kStageNbytes - 1) / T::kStageNbytes,
+           T::kStagingN, kSlots>;
 
 // A GEMM, batched, as the kernel sees it; C of batch z is at c + z m n.
 struct Params {
@@ -92,6 +109,13 @@ struct Params {
 struct Segment {
   int tile, begin, end, split, splits, slot;
 };
+
+// Of so few splits the first gets the sums of the others, of more each makes a slice.
+constexpr int kMostOwned = 4;
+// True where the cluster that makes the segment stores its tile from registers.
+__device__ __forceinline__ bool IsInBoxes(const Params& params, const Segment& segment) {
+  return params.in_boxes && segment.split == 0 && segment.splits <= kMostOwned;
+}
 
 // The segments of a cluster: its share of the tiles that are split, then every so-many-th of those
 // that are not. Clusters that run together work at the same K, or at as few as may be, and so share
@@ -176,8 +200,9 @@ enum class OfColumns {
   // them.
   kMoments,
   // C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not set. Of it
-  // Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x, of C's
-  // shape, and Layout::mean, (n). n is a multiple of 64.
+  // Layout::sums, (groups of kRows rows, n): Σ c (x - mean) and Σ c, by Layout::mean, (n), and x of
+  // C's shape, which Layout::map_x reads by kTileM rows of 128 bytes. n is a multiple of 64, and the
+  // tiling has slots.
   kGradientSums
 };
 
@@ -262,6 +287,67 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
     }
   }
 }
+
+// ---- slots ----
+
+// The slots that a tile of E takes, one behind the other.
+template <class E, class T>
+constexpr int kSlotsOfTile = T::kTileN / T::template kStagedN<E>;
+
+// Copies x to slots at `memory` as they become empty.
+template <class E, class T, class Layout>
+__device__ __forceinline__ void FillSlots(const Params& params, const Layout& layout,
+                                          uint32_t memory, uint32_t barriers) {
+  constexpr int kColumns = 128 / (int)sizeof(E);  // of a box
+  const uint32_t empty = barriers + T::kConsumers * T::kSlots * 8;
+  RingPosition<T::kSlots> at;
+  Segments<T> segments(params);
+  Segment segment;
+  for (int turn = 0; segments.Next(segment); turn++) {
+    if (!IsInBoxes(params, segment)) continue;
+    const TileOrigin origin = OriginOf<T>(params, segment.tile, 0);
+    for (int k = 0; k < kSlotsOfTile<E, T>; k++, at.Advance()) {
+      const uint32_t full = barriers + (turn % T::kConsumers * T::kSlots + at.stage) * 8;
+      WaitForPhase(empty + at.stage * 8, at.parity ^ 1);
+      ArriveExpecting(full, T::kSlotNbytes);
+#pragma unroll
+      for (int box = 0; box < T::kBuffers; box++)
+        LoadBox<false>(memory + at.stage * T::kSlotNbytes + box * T::kTileM * 128, &layout.map_x,
+                       full, origin.col + (k * T::kBuffers + box) * kColumns, origin.row, 0);
+    }
+  }
+}
+
+// A consumer's way through the slots. Each consumer has barriers of its own, so that none waits for
+// the phase after the next.
+template <class E, class T>
+class Slots {
+ public:
+  __device__ __forceinline__ Slots(unsigned char* memory, uint32_t barriers)
+      : memory_(memory),
+        full_(barriers + threadIdx.x / 128 * T::kSlots * 8),
+        empty_(barriers + T::kConsumers * T::kSlots * 8) {}
+
+  // The slot that is next, once it is full.
+  __device__ __forceinline__ unsigned char* Wait() {
+    WaitForPhase(full_ + at_.stage * 8, parities_ >> at_.stage & 1);
+    parities_ ^= 1u << at_.stage;
+    return memory_ + at_.stage * T::kSlotNbytes;
+  }
+  // Goes on to the next one, after all threads of the consumer are done with this.
+  __device__ __forceinline__ void Release() {
+    if (threadIdx.x % 128 == 0) Arrive(empty_ + at_.stage * 8);
+    at_.Advance();
+  }
+  // Goes past those of a tile of the other consumer.
+  __device__ __forceinline__ void Skip() { at_.Advance(kSlotsOfTile<E, T>); }
+
+ private:
+  unsigned char* const memory_;
+  const uint32_t full_, empty_;
+  RingPosition<(T::kSlots > 0 ? T::kSlots : 1)> at_;
+  uint32_t parities_ = 0;  // by slot, of this consumer's next wait
+};
 
 // ---- consumers ----
 
@@ -536,14 +622,18 @@ class Boxes {
 
   // `buffers` are those of this warp, with a barrier for each: its side is there.
   __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
-                                   unsigned char* buffers, uint32_t barriers)
-      : params_(params), layout_(layout), buffers_(buffers), barriers_(barriers) {}
+                                   unsigned char* buffers, uint32_t barriers,
+                                   const Slots<E, T>& slots)
+      : params_(params), layout_(layout), buffers_(buffers), barriers_(barriers), slots_(slots) {}
 
   // Goes on to a tile, and asks for as much of its side as there are buffers.
   __device__ __forceinline__ void Begin(const TileOrigin& origin, const CUtensorMap* map_side) {
     origin_ = origin;
     origin_.row += threadIdx.x % 128 / 32 * 16;
-    if constexpr (kGradientSums) AskForColumns();
+    if constexpr (kGradientSums) {
+      ReadBits(0);
+      if (!kStagesSide && params_.side) PrefetchSide();
+    }
     if (!SideIsStaged()) return;
     if (threadIdx.x % 32 == 0) {
       WaitForStoresReads();
@@ -551,6 +641,11 @@ class Boxes {
       for (int index = 0; index < min(kCount, T::kBuffers); index++) Load(map_side, index);
     }
     __syncwarp();
+  }
+
+  // Goes past a tile that the other consumer stores.
+  __device__ __forceinline__ void Skip() {
+    if constexpr (kGradientSums) slots_.Skip();
   }
 
   // Reads the side of box `index`, and asks for that of the box that takes its buffer.
@@ -702,64 +797,62 @@ class Boxes {
     if (index + 1 < kCount) ReadBits(index + 1);
   }
 
-  // Stores the sums over the columns of those boxes that are in the buffers, from `first` on. A
-  // thread goes down the columns of 16 bytes, by four rows while the next are on their way; lanes
-  // that have other rows of the same columns add their sums. Rows that C has not are zeros.
-  __device__ __forceinline__ void StoreSums(int first) const {
+  // Stores the sums over the columns of those boxes that are in the buffers, from `first` on, by x
+  // in the next slot. A thread goes down the columns of 16 bytes; its sums take the place of x and
+  // are added there to those of threads with other rows. Rows that C has not are zeros.
+  __device__ __forceinline__ void StoreSums(int first) {
     constexpr int kColumns = 16 / (int)sizeof(E), kChunks = T::kStagingN / 8;
-    constexpr int kRows = T::kRows * kChunks / 128, kAtOnce = 4;  // of a thread
-    static_assert(kRows % kAtOnce == 0 && T::kSumsRows == kRows * 32 / kChunks, "rows of a warp");
+    constexpr int kStaged = T::template kStagedN<E>, kParts = 128 / kChunks, kAtOnce = 8;
+    constexpr int kRows = T::kRows / kParts;  // of a thread
+    static_assert(kRows % kAtOnce == 0 && T::kRows % 64 == 0, "rows of a part lie side by side");
     using Chunk = Vec<E, kColumns>;
-    const int chunk = threadIdx.x % kChunks, part = threadIdx.x % 128 / kChunks;
-    const int col = origin_.col + first * kBlocks * 8 + chunk * kColumns;
-    const int row = FirstRow() + part * kRows;
-    const int count = col < params_.n ? min(kRows, params_.m - row) : 0;
-    const E* from = (const E*)layout_.x + (int64_t)row * params_.n + col;
-    Chunk x[kAtOnce], next[kAtOnce];
-    const auto read = [&](int k, Chunk(&to)[kAtOnce]) {
-#pragma unroll
-      for (int e = 0; e < kAtOnce; e++, from += params_.n)
-        to[e] = k + e < count ? Read<kColumns>(from) : Chunk{};
-    };
-    read(0, x);
+    const int thread = threadIdx.x % 128, chunk = thread % kChunks, part = thread / kChunks;
+    const int col = origin_.col + first * kBlocks * 8;
     alignas(16) float mean[kColumns] = {};
 #pragma unroll
     for (int c = 0; c < kColumns; c += 4)
-      if (count > 0) *(float4*)(mean + c) = *(const float4*)(layout_.mean + col + c);
+      if (col + chunk * kColumns < params_.n)
+        *(float4*)(mean + c) = *(const float4*)(layout_.mean + col + chunk * kColumns + c);
+    unsigned char* const slot = slots_.Wait();
     SyncConsumer();
     float2 sums[kColumns] = {};
 #pragma unroll 1
     for (int k = 0; k < kRows; k += kAtOnce) {
-      read(k + kAtOnce, next);
-      const int of_tile = part * kRows + k;
-      const unsigned char* const rows = buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes +
-                                        (chunk / 8 * kRowGroups + of_tile / 64) * kNbytes +
-                                        of_tile % 64 / 16 * kWarpNbytes + of_tile % 16 * 128;
-      const int place = (chunk ^ of_tile) % 8;
+      const int row = part * kRows + k;
+      const unsigned char* const of_dy = buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes +
+                                         (chunk / 8 * kRowGroups + row / 64) * kNbytes +
+                                         row % 64 / 16 * kWarpNbytes + row % 16 * 128;
+      const unsigned char* const of_x = slot + (chunk / 8 * T::kTileM + row) * 128;
 #pragma unroll
       for (int e = 0; e < kAtOnce; e++) {
-        const Chunk dy = Read<kColumns>((const E*)(rows + e * 128 + (place ^ e) * 16));
+        const int place = e * 128 + (chunk % 8 ^ e) * 16;
+        const Chunk dy = Read<kColumns>((const E*)(of_dy + place));
+        const Chunk x = Read<kColumns>((const E*)(of_x + place));
 #pragma unroll
         for (int c = 0; c < kColumns; c++)
-          sums[c].x = fmaf(dy[c], x[e][c] - mean[c], sums[c].x), sums[c].y += dy[c];
-        x[e] = next[e];
+          sums[c].x = fmaf(dy[c], x[c] - mean[c], sums[c].x), sums[c].y += dy[c];
       }
     }
+    SyncConsumer();  // all have read x
+    float* const by_x = (float*)slot;  // (kParts, kStaged)
+    float* const plain = by_x + kParts * kStaged;
 #pragma unroll
-    for (int c = 0; c < kColumns; c++) {
-#pragma unroll
-      for (int distance = kChunks; distance < 32; distance *= 2) {
-        sums[c].x += __shfl_xor_sync(0xffffffffu, sums[c].x, distance);
-        sums[c].y += __shfl_xor_sync(0xffffffffu, sums[c].y, distance);
-      }
+    for (int c = 0; c < kColumns; c += 4) {
+      const int at = part * kStaged + chunk * kColumns + c;
+      *(float4*)(by_x + at) = make_float4(sums[c].x, sums[c + 1].x, sums[c + 2].x, sums[c + 3].x);
+      *(float4*)(plain + at) = make_float4(sums[c].y, sums[c + 1].y, sums[c + 2].y, sums[c + 3].y);
     }
-    if (count > 0 && threadIdx.x % 32 < kChunks) {
-      float4* const to = (float4*)(layout_.sums + (int64_t)(row / T::kSumsRows) * params_.n + col);
+    SyncConsumer();
+    if (thread < kStaged && col + thread < params_.n && FirstRow() < params_.m) {
+      float2 sum = {};
 #pragma unroll
-      for (int c = 0; c < kColumns; c += 2)
-        to[c / 2] = make_float4(sums[c].x, sums[c].y, sums[c + 1].x, sums[c + 1].y);
+      for (int p = 0; p < kParts; p++)
+        sum.x += by_x[p * kStaged + thread], sum.y += plain[p * kStaged + thread];
+      layout_.sums[(int64_t)(FirstRow() / T::kRows) * params_.n + col + thread] = sum;
     }
-    SyncConsumer();  // before others write to the buffers
+    LetBulkFollow();
+    SyncConsumer();  // before others write to the slot or to the buffers
+    slots_.Release();
   }
 
  private:
@@ -846,18 +939,13 @@ class Boxes {
     }
   }
 
-  // Reads the bits of the first box, and lets the others, x, and a side that is not staged come
-  // into the L2 cache.
-  __device__ __forceinline__ void AskForColumns() {
+  // Lets a side that is not staged come into the L2 cache.
+  __device__ __forceinline__ void PrefetchSide() const {
     constexpr int kOfBox = kBlocks * 8, kLines = T::kTileN / kOfBox;  // columns of 128 bytes
-    ReadBits(0);
-    const bool side = !kStagesSide && params_.side;
     for (int k = threadIdx.x % 128; k < T::kRows * kLines; k += 128) {
       const int row = FirstRow() + k / kLines, col = origin_.col + k % kLines * kOfBox;
-      if (row >= params_.m || col >= params_.n) continue;
-      const int64_t at = (int64_t)row * params_.n + col;
-      PrefetchToL2((const E*)layout_.x + at);
-      if (side) PrefetchToL2((const E*)params_.side + at);
+      if (row < params_.m && col < params_.n)
+        PrefetchToL2((const E*)params_.side + (int64_t)row * params_.n + col);
     }
   }
 
@@ -913,6 +1001,7 @@ class Boxes {
   const typename Source::Layout& layout_;
   unsigned char* const buffers_;
   const uint32_t barriers_;
+  Slots<E, T> slots_;
   TileOrigin origin_;
   RingPosition<(kCount < T::kBuffers ? kCount : T::kBuffers)> loaded_;
   int next_ = 0;
@@ -1216,22 +1305,16 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
   }
 }
 
-// Of so few splits the first gets the sums of the others, of more each makes a slice.
-constexpr int kMostOwned = 4;
-// True where the cluster that makes the segment stores its tile from registers.
-__device__ __forceinline__ bool IsInBoxes(const Params& params, const Segment& segment) {
-  return params.in_boxes && segment.split == 0 && segment.splits <= kMostOwned;
-}
-
 // Those of a warp of the consumers.
 template <class E, class T, class Source>
 __device__ __forceinline__ Boxes<E, T, Source> BoxesOf(const Params& params,
                                                        const typename Source::Layout& layout,
-                                                       unsigned char* shared, uint32_t empty,
+                                                       unsigned char* shared, uint32_t barriers,
                                                        int warp) {
   return Boxes<E, T, Source>(params, layout,
                              shared + T::kStages * T::kStageNbytes + warp * (T::kStagingNbytes / 4),
-                             empty + (T::kStages + warp * T::kBuffers) * 8);
+                             barriers + (T::kBoxBarriersAt + warp * T::kBuffers) * 8,
+                             {shared + T::kSlotsAt, barriers + T::kSlotBarriersAt * 8});
 }
 
 template <class E, class T, class Source, bool kExact>
@@ -1254,7 +1337,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   constexpr int kTurn = 1 + T::kConsumers;
   if (T::kPingPong && consumer == 1) ArriveThreads(kTurn, 256);
   Boxes<R, T, Source> boxes =
-      BoxesOf<R, T, Source>(params, layout, shared, empty, threadIdx.x / 32);
+      BoxesOf<R, T, Source>(params, layout, shared, full, threadIdx.x / 32);
   Accumulators<T> d;
   RowSums<E, T, Source> sums(params, memory);
   Pair<R> bias[T::kBlocks];
@@ -1266,12 +1349,13 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     segment = next;
     more = segments.Next(next);
     const int count = segment.end - segment.begin;
+    const bool in_boxes = IsInBoxes(params, segment);
     if (T::kPingPong && turn % 2 != consumer) {
       at.Advance(count);
+      if (in_boxes) boxes.Skip();
       continue;
     }
     const TileOrigin origin = origin_of(segment);
-    const bool in_boxes = IsInBoxes(params, segment);
     if (in_boxes) {
       boxes.Begin(origin, map_other);
       if (Source::kOfColumns == OfColumns::kNothing && params.bias)
@@ -1317,8 +1401,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     const __grid_constant__ CUtensorMap map_c, const __grid_constant__ CUtensorMap map_other,
     const Params params, const __grid_constant__ typename Source::Layout layout) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kBoxBarriers = T::kWarps * T::kBuffers;
-  __shared__ __align__(8) uint64_t barriers[2 * T::kStages + kBoxBarriers];
+  __shared__ __align__(8) uint64_t barriers[T::kBarriers];
   unsigned char* shared = DynamicShared<unsigned char>();
   shared += -SharedAddress(shared) & (T::kAlignment - 1);
   const uint32_t full = SharedAddress(barriers), empty = full + 8 * T::kStages;
@@ -1327,7 +1410,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
       InitBarrier(full + stage * 8, 1);
       InitBarrier(empty + stage * 8, (T::kPingPong ? 1 : T::kConsumers) * T::kCluster);
     }
-    for (int k = 0; k < kBoxBarriers; k++) InitBarrier(empty + (T::kStages + k) * 8, 1);
+    for (int k = T::kBoxBarriersAt; k < T::kBarriers; k++) InitBarrier(full + k * 8, 1);
     PublishBarriers();
   }
   if constexpr (RowSums<E, T, Source>::kMade) {
@@ -1353,6 +1436,10 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
       if (warp == 0 && lane == 0) produce(std::true_type(), std::false_type());
       if (warp == 1 && lane == 0) produce(std::false_type(), std::true_type());
     }
+    if constexpr (Source::kOfColumns == OfColumns::kGradientSums)
+      if (warp == 2 && lane == 0)
+        FillSlots<E, T>(params, layout, SharedAddress(shared) + T::kSlotsAt,
+                        full + T::kSlotBarriersAt * 8);
   } else {
     RaiseRegisters<232>();
     Consume<E, T, Source, kExact>(&map_c, &map_other, params, layout, shared, full, empty);
