@@ -50,11 +50,8 @@ struct Tiling {
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
-  // Rows of a column that a thread of a consumer reads of what is staged.
   template <class E>
-  static constexpr int kStagedN = StagingN * 2 / (int)sizeof(E);
-  template <class E>
-  static constexpr int kMomentsRows = kRows * kStagedN<E> / 128;
+  static constexpr int kStagedN = StagingN * 2 / (int)sizeof(E);  // columns that are staged
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
   static constexpr int kSlotsAt = Stages * kStageNbytes + kConsumers * kStagingNbytes;
@@ -196,8 +193,7 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 // What a source has made of the columns of C as it is stored, in boxes; then there is no bias.
 enum class OfColumns {
   kNothing,
-  // Layout::moments, (groups of kMomentsRows rows, n): means and sums of squared deviations from
-  // them.
+  // Layout::moments, (groups of kRows rows, n): means and sums of squared deviations from them.
   kMoments,
   // C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not set. Of it
   // Layout::sums, (groups of kRows rows, n): Σ c (x - mean) and Σ c, by Layout::mean, (n), and x of
@@ -738,39 +734,30 @@ class Boxes {
     StoreStaged(BufferOf(1), map_other, index);
   }
 
-  // Stores the moments of the columns of those boxes that are in the buffers, from `first` on. A
-  // thread goes down a column; deviations are from its first element, which keeps the digits for
-  // any mean.
-  __device__ __forceinline__ void StoreMoments(int first) const {
-    constexpr int kAtOnce = 16, kRows = T::template kMomentsRows<E>,
-                  kCols = T::template kStagedN<E>;
-    const int thread = threadIdx.x % 128, part = thread / kCols;
-    const Staged at(*this, thread % kCols, part * kRows);
-    const int col = origin_.col + first * kBlocks * 8 + thread % kCols;
-    const int row = FirstRow() + part * kRows;
-    const int count = min(kRows, params_.m - row);
+  // Stores the moments of the columns of those boxes that are in the buffers, from `first` on, by
+  // deviations from the first row, which keep the digits for any mean.
+  __device__ __forceinline__ void StoreMoments(int first) {
+    const int thread = threadIdx.x % 128, count = min(T::kRows, params_.m - FirstRow());
     SyncConsumer();
-    if (count > 0 && col < params_.n) {
-      const float shift = (float)*(const E*)at.Row(0);
-      float sums[2] = {}, squares[2] = {};
-#pragma unroll 1
-      for (int k = 0; k < count; k += kAtOnce) {
-        float d[kAtOnce];
+    const unsigned char* const first_row = StagedRows(0) + PlaceOfChunk(0);
+    const Chunk shift = Read<kWidth>((const E*)first_row);
+    const float own_shift = (float)*(const E*)(
+        Buffers() + thread / kOfBox * kRowGroups * kNbytes + thread % kOfBox * (int)sizeof(E));
+    float2 sums[kWidth] = {};
+    GoDown([&](int row, const unsigned char* staged) {
+      const Chunk x = Read<kWidth>((const E*)(row < count ? staged : first_row));
 #pragma unroll
-        for (int e = 0; e < kAtOnce; e++) d[e] = (float)*(const E*)at.Row(k, e) - shift;
-        if (count - k < kAtOnce) {
-#pragma unroll
-          for (int e = 0; e < kAtOnce; e++)
-            if (k + e >= count) d[e] = 0.f;
-        }
-#pragma unroll
-        for (int e = 0; e < kAtOnce; e++)
-          sums[e % 2] += d[e], squares[e % 2] = fmaf(d[e], d[e], squares[e % 2]);
+      for (int c = 0; c < kWidth; c++) {
+        const float d = x[c] - shift[c];
+        sums[c].x += d, sums[c].y = fmaf(d, d, sums[c].y);
       }
-      const float sum = sums[0] + sums[1], mean = sum / (float)count;
-      layout_.moments[(int64_t)(row / kRows) * params_.n + col] =
-          make_float2(shift + mean, fmaf(-sum, mean, squares[0] + squares[1]));
-    }
+    });
+    if (threadIdx.x % 32 == 0) WaitForStoresReads();
+    const float2 sum = AddParts(sums, Buffers());
+    const float mean = sum.x / (float)count;
+    if (count > 0)
+      StoreOfGroup(layout_.moments, first,
+                   make_float2(own_shift + mean, fmaf(-sum.x, mean, sum.y)));
     SyncConsumer();  // before others write to the buffers
   }
 
@@ -798,58 +785,26 @@ class Boxes {
   }
 
   // Stores the sums over the columns of those boxes that are in the buffers, from `first` on, by x
-  // in the next slot. A thread goes down the columns of 16 bytes; its sums take the place of x and
-  // are added there to those of threads with other rows. Rows that C has not are zeros.
+  // in the next slot. Rows that C has not are zeros.
   __device__ __forceinline__ void StoreSums(int first) {
-    constexpr int kColumns = 16 / (int)sizeof(E), kChunks = T::kStagingN / 8;
-    constexpr int kStaged = T::template kStagedN<E>, kParts = 128 / kChunks, kAtOnce = 8;
-    constexpr int kRows = T::kRows / kParts;  // of a thread
-    static_assert(kRows % kAtOnce == 0 && T::kRows % 64 == 0, "rows of a part lie side by side");
-    using Chunk = Vec<E, kColumns>;
-    const int thread = threadIdx.x % 128, chunk = thread % kChunks, part = thread / kChunks;
-    const int col = origin_.col + first * kBlocks * 8;
-    alignas(16) float mean[kColumns] = {};
+    const int col = origin_.col + first * kOfBox + OwnChunk() * kWidth;
+    alignas(16) float mean[kWidth] = {};
 #pragma unroll
-    for (int c = 0; c < kColumns; c += 4)
-      if (col + chunk * kColumns < params_.n)
-        *(float4*)(mean + c) = *(const float4*)(layout_.mean + col + chunk * kColumns + c);
+    for (int c = 0; c < kWidth; c += 4)
+      if (col < params_.n) *(float4*)(mean + c) = *(const float4*)(layout_.mean + col + c);
     unsigned char* const slot = slots_.Wait();
+    const unsigned char* const xs = slot + OwnChunk() / 8 * T::kTileM * 128;
     SyncConsumer();
-    float2 sums[kColumns] = {};
-#pragma unroll 1
-    for (int k = 0; k < kRows; k += kAtOnce) {
-      const int row = part * kRows + k;
-      const unsigned char* const of_dy = buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes +
-                                         (chunk / 8 * kRowGroups + row / 64) * kNbytes +
-                                         row % 64 / 16 * kWarpNbytes + row % 16 * 128;
-      const unsigned char* const of_x = slot + (chunk / 8 * T::kTileM + row) * 128;
+    float2 sums[kWidth] = {};
+    GoDown([&](int row, const unsigned char* staged) {
+      const Chunk dy = Read<kWidth>((const E*)staged);
+      const Chunk x = Read<kWidth>((const E*)(xs + row / 8 * 1024 + PlaceOfChunk(row % 8)));
 #pragma unroll
-      for (int e = 0; e < kAtOnce; e++) {
-        const int place = e * 128 + (chunk % 8 ^ e) * 16;
-        const Chunk dy = Read<kColumns>((const E*)(of_dy + place));
-        const Chunk x = Read<kColumns>((const E*)(of_x + place));
-#pragma unroll
-        for (int c = 0; c < kColumns; c++)
-          sums[c].x = fmaf(dy[c], x[c] - mean[c], sums[c].x), sums[c].y += dy[c];
-      }
-    }
-    SyncConsumer();  // all have read x
-    float* const by_x = (float*)slot;  // (kParts, kStaged)
-    float* const plain = by_x + kParts * kStaged;
-#pragma unroll
-    for (int c = 0; c < kColumns; c += 4) {
-      const int at = part * kStaged + chunk * kColumns + c;
-      *(float4*)(by_x + at) = make_float4(sums[c].x, sums[c + 1].x, sums[c + 2].x, sums[c + 3].x);
-      *(float4*)(plain + at) = make_float4(sums[c].y, sums[c + 1].y, sums[c + 2].y, sums[c + 3].y);
-    }
-    SyncConsumer();
-    if (thread < kStaged && col + thread < params_.n && FirstRow() < params_.m) {
-      float2 sum = {};
-#pragma unroll
-      for (int p = 0; p < kParts; p++)
-        sum.x += by_x[p * kStaged + thread], sum.y += plain[p * kStaged + thread];
-      layout_.sums[(int64_t)(FirstRow() / T::kRows) * params_.n + col + thread] = sum;
-    }
+      for (int c = 0; c < kWidth; c++)
+        sums[c].x = fmaf(dy[c], x[c] - mean[c], sums[c].x), sums[c].y += dy[c];
+    });
+    const float2 sum = AddParts(sums, slot);
+    if (FirstRow() < params_.m) StoreOfGroup(layout_.sums, first, sum);
     LetBulkFollow();
     SyncConsumer();  // before others write to the slot or to the buffers
     slots_.Release();
@@ -858,27 +813,66 @@ class Boxes {
  private:
   static constexpr int kNbytes = kRowsOfBox * 128, kWarpNbytes = T::kStagingNbytes / 4;
 
-  // Where elements of a column are in the buffers of the consumer's warps, from a row on that is a
-  // multiple of 16.
-  class Staged {
-   public:
-    __device__ __forceinline__ Staged(const Boxes& boxes, int col, int row)
-        : first_(boxes.buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes +
-                 col / (kBlocks * 8) * kRowGroups * kNbytes + col % kOfChunk * (int)sizeof(E)),
-          row_(row),
-          chunk_(col % (kBlocks * 8) / kOfChunk) {}
-    // Row k + e, where k is a multiple of 16 and e below it.
-    __device__ __forceinline__ const unsigned char* Row(int k, int e = 0) const {
-      k += row_;
-      return first_ + k / 64 * kNbytes + k % 64 / 16 * kWarpNbytes + e * 128 +
-             (chunk_ ^ e % 8) * 16;
+  // Of what is staged, a thread goes down a part of the rows in the columns of one chunk.
+  static constexpr int kOfBox = kBlocks * 8, kStaged = T::template kStagedN<E>;  // columns
+  static constexpr int kWidth = 16 / (int)sizeof(E), kChunks = kStaged / kWidth;
+  static constexpr int kParts = 128 / kChunks, kPartRows = T::kRows / kParts;
+  using Chunk = Vec<E, kWidth>;
+  static __device__ __forceinline__ int OwnChunk() { return (int)threadIdx.x % kChunks; }
+  static __device__ __forceinline__ int OwnPart() { return (int)threadIdx.x % 128 / kChunks; }
+  // Where this thread's chunk is in row e of eight.
+  static __device__ __forceinline__ int PlaceOfChunk(int e) {
+    return e * 128 + (OwnChunk() % 8 ^ e) * 16;
+  }
+  // The buffers of the consumer's warps.
+  __device__ __forceinline__ unsigned char* Buffers() const {
+    return buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes;
+  }
+  // The eight rows from `row` on, in the box of this thread's chunk.
+  __device__ __forceinline__ const unsigned char* StagedRows(int row) const {
+    return Buffers() + (OwnChunk() / 8 * kRowGroups + row / 64) * kNbytes +
+           row % 64 / 16 * kWarpNbytes + row % 16 * 128;
+  }
+  // Calls f with each row of this thread's and its chunk there.
+  template <class F>
+  __device__ __forceinline__ void GoDown(F&& f) const {
+    static_assert(kPartRows % 8 == 0, "rows of the swizzle");
+#pragma unroll 1
+    for (int row = OwnPart() * kPartRows; row < (OwnPart() + 1) * kPartRows; row += 8) {
+      const unsigned char* const rows = StagedRows(row);
+#pragma unroll
+      for (int e = 0; e < 8; e++) f(row + e, rows + PlaceOfChunk(e));
     }
+  }
+  // The sums over all parts of the column of a thread's number, by way of memory that all have
+  // read.
+  static __device__ __forceinline__ float2 AddParts(const float2 (&sums)[kWidth],
+                                                    unsigned char* memory) {
+    float* const first = (float*)memory;  // (kParts, kStaged)
+    float* const second = first + kParts * kStaged;
+    SyncConsumer();
+#pragma unroll
+    for (int c = 0; c < kWidth; c += 4) {
+      const int at = OwnPart() * kStaged + OwnChunk() * kWidth + c;
+      *(float4*)(first + at) = make_float4(sums[c].x, sums[c + 1].x, sums[c + 2].x, sums[c + 3].x);
+      *(float4*)(second + at) = make_float4(sums[c].y, sums[c + 1].y, sums[c + 2].y, sums[c + 3].y);
+    }
+    SyncConsumer();
+    const int column = (int)threadIdx.x % 128;
+    float2 sum = {};
+#pragma unroll
+    for (int part = 0; column < kStaged && part < kParts; part++)
+      sum.x += first[part * kStaged + column], sum.y += second[part * kStaged + column];
+    return sum;
+  }
+  // Stores what a thread has of the column of its number, of those from box `first` on, as that of
+  // the consumer's rows.
+  __device__ __forceinline__ void StoreOfGroup(float2* to, int first, float2 value) const {
+    const int column = (int)threadIdx.x % 128, col = origin_.col + first * kOfBox + column;
+    if (column < kStaged && col < params_.n)
+      to[(int64_t)(FirstRow() / T::kRows) * params_.n + col] = value;
+  }
 
-   private:
-    static constexpr int kOfChunk = 16 / (int)sizeof(E);
-    const unsigned char* first_;
-    int row_, chunk_;
-  };
   // Where box `index` is staged, once that may be overwritten.
   __device__ __forceinline__ unsigned char* NextBuffer(int index) {
     const int buffer = SideIsStaged() ? index : next_;
