@@ -1,8 +1,9 @@
 // What batch normalization takes of a channel, from what kernels that make x or its gradient leave
 // of groups of rows: mean and variance of moments (Chan, Golub and LeVeque 1979), dscale and dbias
 // of sums. Means as deviations from the first one, and sums, are added in double precision, in a
-// fixed order. The latency of loads is the limit, so that a block takes few columns, the 32 bytes
-// that memory gives at once, and has many loads in flight. Very many groups first become fewer.
+// fixed order. The latency of loads is the limit: a block takes few columns, 32 bytes of a row, and
+// what it reads comes to shared memory by asynchronous copies, for of loads to registers the
+// compiler puts off each until it is needed. Very many groups first become fewer.
 #include <algorithm>
 
 #include "cuda/norm/norm.cuh"
@@ -12,12 +13,12 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-constexpr int kCols = 4, kLanes = kThreads / kCols;  // of a block, and threads of a column
-constexpr int kBatch = 16;                           // loads of a thread in flight
-constexpr int64_t kMostGroups = 8192;                // that blocks of one launch combine at once
+constexpr int kCols = 4, kLanes = 2 * kThreads / kCols;  // of a block, and threads of two columns
+constexpr int kBatch = 8;                                // copies of a thread in flight
+constexpr int64_t kMostGroups = 2048;                    // that blocks of one launch combine at once
 
 struct Groups {
-  const float2* from;  // (count, channels)
+  const float2* from;  // (count, channels), at 16 bytes; channels are even
   int64_t count, channels;
   int64_t fan;  // groups that become one
   int64_t rows, rows_of_group;
@@ -61,36 +62,58 @@ struct SumsGroups {
 // k-th result of channel c.
 template <class Kind, class Done>
 __device__ __forceinline__ void Combine(const Groups& of, const Done& done) {
+  __shared__ float4 copies[kBatch][kThreads];
   __shared__ double firsts[kLanes][kCols], seconds[kLanes][kCols];
   const int chunk = (int)blockIdx.x / of.col_blocks;
-  const int col = (int)threadIdx.x % kCols, lane = (int)threadIdx.x / kCols;
+  const int col = (int)threadIdx.x % (kCols / 2) * 2, lane = (int)threadIdx.x / (kCols / 2);
   const int64_t c = (int64_t)((int)blockIdx.x - chunk * of.col_blocks) * kCols + col;
   const int64_t begin = chunk * of.fan, end = min(of.count, begin + of.fan);
   const bool exists = c < of.channels;
-  const double origin = exists ? (double)of.from[begin * of.channels + c].x : 0.;
+  const float2* const from = of.from + (exists ? c : 0);
   const double whole = of.RowsOf(0, 1), rest = of.RowsOf(of.count - 1, of.count);
-  double first = 0, second = 0;
-  for (int64_t k = begin + lane; exists && k < end; k += kBatch * kLanes) {
-    float2 m[kBatch];
-#pragma unroll
-    for (int j = 0; j < kBatch; j++) m[j] = of.from[min(k + j * kLanes, end - 1) * of.channels + c];
+  const double origins[2] = {from[begin * of.channels].x, from[begin * of.channels + 1].x};
+  double first[2] = {}, second[2] = {};
+  for (int64_t k = begin + lane; k < end; k += kBatch * kLanes) {
 #pragma unroll
     for (int j = 0; j < kBatch; j++) {
       const int64_t at = k + j * kLanes;
-      if (at < end) Kind::Add(m[j], at + 1 < of.count ? whole : rest, origin, first, second);
+      CopyAsync16((float*)&copies[j][threadIdx.x],
+                  (const float*)(from + min(at, end - 1) * of.channels), at < end);
+    }
+    CloseCopies();
+    WaitForCopies<0>();
+#pragma unroll
+    for (int j = 0; j < kBatch; j++) {
+      const int64_t at = k + j * kLanes;
+      const float4 two = copies[j][threadIdx.x];
+      if (at >= end) continue;
+      const double rows = at + 1 < of.count ? whole : rest;
+      Kind::Add({two.x, two.y}, rows, origins[0], first[0], second[0]);
+      Kind::Add({two.z, two.w}, rows, origins[1], first[1], second[1]);
     }
   }
-  firsts[lane][col] = first, seconds[lane][col] = second;
+#pragma unroll
+  for (int e = 0; e < 2; e++) {
+    firsts[lane][col + e] = first[e];
+    seconds[lane][col + e] = second[e];
+  }
   for (int half = kLanes / 2; half > 0; half /= 2) {
     __syncthreads();
     if (lane < half) {
-      firsts[lane][col] += firsts[lane + half][col];
-      seconds[lane][col] += seconds[lane + half][col];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        firsts[lane][col + e] += firsts[lane + half][col + e];
+        seconds[lane][col + e] += seconds[lane + half][col + e];
+      }
     }
   }
   if (lane > 0 || !exists) return;
   const double rows = of.RowsOf(begin, end);
-  done(chunk, c, Kind::Combined(rows, origin, firsts[0][col], seconds[0][col]), rows);
+#pragma unroll
+  for (int e = 0; e < 2; e++) {
+    const Two combined = Kind::Combined(rows, origins[e], firsts[0][col + e], seconds[0][col + e]);
+    done(chunk, c + e, combined, rows);
+  }
 }
 
 // to (chunks, channels): a group of each chunk of groups.

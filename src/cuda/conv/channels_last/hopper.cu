@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kThreads)
   const int filter = (int)blockIdx.x / by_runs;
   const int c0 = ((int)blockIdx.x - filter * (int)by_runs.value) * kRun<T>;
   const int64_t first = (int64_t)filter * channels * kernel;
+  GridDependencySynchronize();
   for (int k = (int)threadIdx.x; k < min(kRun<T>, channels - c0) * kernel; k += kThreads) {
     const int c = k / by_kernel;
     tile[(k - c * kernel) * kRow + c] = x[first + c0 * kernel + k];
@@ -54,8 +55,8 @@ template <class T>
 void MoveChannels(const Call& at, const Conv& c, const T* x, T* y) {
   const int64_t kernel = Size(c.kernel), runs = CeilDiv(c.c, kRun<T>);
   const size_t nbytes = (size_t)(kernel * (kRun<T> + 2)) * sizeof(T);
-  Launch(at.op, MoveChannelsKernel<T>, (unsigned)(c.o * runs), kThreads, nbytes, at.stream, x, y,
-         (int)c.c, (int)kernel, Divisor(kernel), Divisor(runs));
+  LaunchClusters(at.op, MoveChannelsKernel<T>, (unsigned)(c.o * runs), 1, kThreads, nbytes, true,
+                 at.stream, x, y, (int)c.c, (int)kernel, Divisor(kernel), Divisor(runs));
 }
 
 // ---- parts of a filter's gradient ----
@@ -85,6 +86,7 @@ __global__ void __launch_bounds__(kThreads)
   const int group = (int)threadIdx.x / threads, thread = (int)threadIdx.x % threads;
   const int begin = task.count * group / task.groups, end = task.count * (group + 1) / task.groups;
   const bool filters_fast = task.filter_step == 1;
+  GridDependencySynchronize();
   for (int first = thread; first < numel; first += kAtOnce * threads) {
     const float* from[kAtOnce];
     int to[kAtOnce];
@@ -151,8 +153,8 @@ void AddParts(const Call& at, const Conv& c, int64_t count, int64_t pitch, bool 
     task.groups *= 2;
   task.by_channel_runs = Divisor(runs), task.by_fast = Divisor(fast);
   task.by_kernel = Divisor(kernel), task.by_of_filter = Divisor(task.channels * kernel);
-  Launch(at.op, AddPartsKernel<T>, (unsigned)(CeilDiv(c.o, task.filters) * runs), kThreads,
-         (size_t)(task.groups * numel) * sizeof(float), at.stream, task, df);
+  LaunchClusters(at.op, AddPartsKernel<T>, (unsigned)(CeilDiv(c.o, task.filters) * runs), 1,
+                 kThreads, (size_t)(task.groups * numel) * sizeof(float), true, at.stream, task, df);
 }
 
 // ---- images of few channels ----

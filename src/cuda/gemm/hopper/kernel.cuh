@@ -785,13 +785,20 @@ class Boxes {
   }
 
   // Stores the sums over the columns of those boxes that are in the buffers, from `first` on, by x
-  // in the next slot. Rows that C has not are zeros.
+  // in the next slot. Rows that C has not are zeros. Float32 is added as deviations from the mean;
+  // of 16 bits, whose rounding is more than what that saves, the mean's part leaves the sum.
   __device__ __forceinline__ void StoreSums(int first) {
-    const int col = origin_.col + first * kOfBox + OwnChunk() * kWidth;
+    constexpr bool kDeviations = sizeof(E) == 4;
+    const int col0 = origin_.col + first * kOfBox, col = col0 + OwnChunk() * kWidth;
+    const int own_col = col0 + (int)threadIdx.x % 128;
+    const float own_mean =
+        !kDeviations && threadIdx.x % 128 < kStaged && own_col < params_.n ? layout_.mean[own_col]
+                                                                           : 0.f;
     alignas(16) float mean[kWidth] = {};
 #pragma unroll
     for (int c = 0; c < kWidth; c += 4)
-      if (col < params_.n) *(float4*)(mean + c) = *(const float4*)(layout_.mean + col + c);
+      if (kDeviations && col < params_.n)
+        *(float4*)(mean + c) = *(const float4*)(layout_.mean + col + c);
     unsigned char* const slot = slots_.Wait();
     const unsigned char* const xs = slot + OwnChunk() / 8 * T::kTileM * 128;
     SyncConsumer();
@@ -801,9 +808,10 @@ class Boxes {
       const Chunk x = Read<kWidth>((const E*)(xs + row / 8 * 1024 + PlaceOfChunk(row % 8)));
 #pragma unroll
       for (int c = 0; c < kWidth; c++)
-        sums[c].x = fmaf(dy[c], x[c] - mean[c], sums[c].x), sums[c].y += dy[c];
+        sums[c].x = fmaf(dy[c], kDeviations ? x[c] - mean[c] : x[c], sums[c].x), sums[c].y += dy[c];
     });
-    const float2 sum = AddParts(sums, slot);
+    float2 sum = AddParts(sums, slot);
+    sum.x = fmaf(-own_mean, sum.y, sum.x);
     if (FirstRow() < params_.m) StoreOfGroup(layout_.sums, first, sum);
     LetBulkFollow();
     SyncConsumer();  // before others write to the slot or to the buffers
