@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kCols = 4, kLanes = 2 * kThreads / kCols;  // of a block, and threads of two columns
 constexpr int kBatch = 8;                                // copies of a thread in flight
-constexpr int64_t kMostGroups = 2048;                    // that blocks of one launch combine at once
+constexpr int64_t kMostGroups = 2048;  // that blocks of one launch combine at once
 
 struct Groups {
   const float2* from;  // (count, channels), at 16 bytes; channels are even

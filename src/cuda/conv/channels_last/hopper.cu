@@ -154,7 +154,8 @@ void AddParts(const Call& at, const Conv& c, int64_t count, int64_t pitch, bool 
   task.by_channel_runs = Divisor(runs), task.by_fast = Divisor(fast);
   task.by_kernel = Divisor(kernel), task.by_of_filter = Divisor(task.channels * kernel);
   LaunchClusters(at.op, AddPartsKernel<T>, (unsigned)(CeilDiv(c.o, task.filters) * runs), 1,
-                 kThreads, (size_t)(task.groups * numel) * sizeof(float), true, at.stream, task, df);
+                 kThreads, (size_t)(task.groups * numel) * sizeof(float), true, at.stream, task,
+                 df);
 }
 
 // ---- images of few channels ----
@@ -434,9 +435,10 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
     const std::array<int, 3> box{kChannelsOfPanel<T>, 1, Tile::kTileN / Tile::kCluster};
     const hopper::Maps maps{
         PixelMap(at.op, kDtype<T>, x, images, Tile::kTileM),
-        across ? RowsMap<T>(at, filter, c.out_channels, c.in_channels, kChannelsOfPanel<T>)
-               : ArrayMap<3>(at.op, kDtype<T>, filter, {c.in_channels, Size(kernel), c.out_channels},
-                             {c.in_channels, c.in_channels * Size(kernel)}, box),
+        across
+            ? RowsMap<T>(at, filter, c.out_channels, c.in_channels, kChannelsOfPanel<T>)
+            : ArrayMap<3>(at.op, kDtype<T>, filter, {c.in_channels, Size(kernel), c.out_channels},
+                          {c.in_channels, c.in_channels * Size(kernel)}, box),
         sizeof(T) == 4 && !statistics && !sums ? CUtensorMap{}
         : layout.as_pixels ? PixelMap(at.op, kDtype<T>, first, results, kRowsOfBox)
                            : BoxMap(at.op, kDtype<T>, out, params.n, params.m, params.n, 1,
@@ -456,13 +458,13 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
       CombineMoments(at.op, at.ctx, of_groups, params.m, Tile::kRows, params.n, statistics->mean,
                      statistics->variance, at.stream);
     } else if constexpr (Tile::kPingPong) {
-      using WithSlots = hopper::WithSlots<Tile>;
+      using WithAux = hopper::WithAux<Tile>;
       const SumsLayout of_sums{layout, RowsMap<T>(at, sums->x, params.n, params.m, Tile::kTileM),
                                sums->bits, sums->moments.mean, of_groups};
       if (sizeof(T) == 2 && across)
-        launch(WithSlots{}, Type<CorrelationWithSums16<T, WithSlots, sizeof(T) == 2>>(), of_sums);
+        launch(WithAux{}, Type<CorrelationWithSums16<T, WithAux, sizeof(T) == 2>>(), of_sums);
       else
-        launch(WithSlots{}, Type<CorrelationWithSums16<T, WithSlots, false>>(), of_sums);
+        launch(WithAux{}, Type<CorrelationWithSums16<T, WithAux, false>>(), of_sums);
       CombineSums(at.op, at.ctx, of_groups, groups, params.n, sums->moments, sums->dscale,
                   sums->dbias, at.stream);
     }

@@ -80,7 +80,8 @@ class Correlation16 {
     if constexpr (!kOfB)
       return;
     else if constexpr (kAcross)
-      hopper::LoadPanel<E, true, kMulticast, T::kTileN / T::kCluster>(b, map_b, barrier, col_, c, 0);
+      hopper::LoadPanel<E, true, kMulticast, T::kTileN / T::kCluster>(b, map_b, barrier, col_, c,
+                                                                      0);
     else
       hopper::LoadBox<kMulticast>(b, map_b, barrier, c, in_filter, col_);
   }
@@ -121,7 +122,7 @@ class CorrelationWithMoments16 : public Correlation16<E, T> {
 
 // Data gradient, of which relu's gradient is taken, with its sums for batch normalization.
 struct SumsLayout : PixelLayout {
-  CUtensorMap map_x;  // of what the normalization reads
+  CUtensorMap map_aux;  // of what the normalization reads
   const uint8_t* bits;
   const float* mean;
   float2* sums;

@@ -8,9 +8,10 @@
 // other along K and shared equally (stream-K); parts of a tile are added in the order of K: results
 // are deterministic. 3xtf32 runs over K three times, over the upper and lower parts of both
 // operands (Ootomo and Yokota 2022, doi:10.1177/10943420221090256). A consumer's warp makes the
-// epilogue of its own rows; their side comes by TMA while the tile is multiplied, and so does what
-// columns are summed with, in slots of its own: a stage that is held through an epilogue would hold
-// up the panels behind it. Functions are those of fast_functions.cuh.
+// epilogue of its own rows; their side comes by TMA while the tile is multiplied, and so does an
+// auxiliary operand that columns are summed with, to memory of its own: a stage of the ring that is
+// held through an epilogue would hold up the panels behind it. Functions are those of
+// fast_functions.cuh.
 //
 // Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, where B has K in
 // another order (MultiplyPanelsAcross). C is row-major and overlaps nothing but its side, each
@@ -30,12 +31,12 @@ namespace hopper {
 
 // A tile of 64 WarpgroupM or, where consumers cooperate, twice as many rows, and TileN columns.
 // What a consumer's epilogue reads and writes goes through StagingN columns of 16 bits in shared
-// memory, and what these columns are summed with lies in one of so many Slots.
+// memory, and there is room for as much of the auxiliary operand in AuxTiles places.
 template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN,
-          int Slots = 0>
+          int AuxTiles = 0>
 struct Tiling {
   static constexpr int kWarpgroupM = WarpgroupM, kTileN = TileN, kCluster = Cluster;
-  static constexpr int kStages = Stages, kStagingN = StagingN, kSlots = Slots;
+  static constexpr int kStages = Stages, kStagingN = StagingN, kAuxTiles = AuxTiles;
   static constexpr bool kPingPong = PingPong;
   // The compiler would let one product wait for the next where those of ping-pong are many.
   static constexpr bool kMakesSums = !PingPong;
@@ -54,28 +55,28 @@ struct Tiling {
   static constexpr int kStagedN = StagingN * 2 / (int)sizeof(E);  // columns that are staged
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
-  static constexpr int kSlotsAt = Stages * kStageNbytes + kConsumers * kStagingNbytes;
-  static constexpr int kSlotNbytes = kTileM * StagingN * 2;
+  static constexpr int kAuxAt = Stages * kStageNbytes + kConsumers * kStagingNbytes;
+  static constexpr int kAuxNbytes = kTileM * StagingN * 2;  // of an auxiliary tile
   // Eight rows of ones lie behind all: B of the products that sum rows of A.
-  static constexpr int kOnesAt = kSlotsAt + Slots * kSlotNbytes;
+  static constexpr int kOnesAt = kAuxAt + AuxTiles * kAuxNbytes;
   static constexpr int kOnesNbytes = 8 * kRowNbytes;
   static constexpr int kSharedNbytes = kAlignment + kOnesAt + kOnesNbytes;
   static_assert(kSharedNbytes <= 226 << 10, "227 KB a block, and a few barriers");
-  static_assert(!Slots || PingPong, "consumers take the slots in turn");
+  static_assert(!AuxTiles || PingPong, "consumers take auxiliary tiles in turn");
 
   // Barriers of the block: for each stage that it is full and that it is empty, for each buffer of
-  // a warp that it is full, and for each slot that it is full, by consumer, and that it is empty.
+  // a warp that it is full, and for each auxiliary tile that it is full, by consumer, and empty.
   static constexpr int kBoxBarriersAt = 2 * Stages;
-  static constexpr int kSlotBarriersAt = kBoxBarriersAt + kWarps * kBuffers;
-  static constexpr int kBarriers = kSlotBarriersAt + (kConsumers + 1) * Slots;
+  static constexpr int kAuxBarriersAt = kBoxBarriersAt + kWarps * kBuffers;
+  static constexpr int kBarriers = kAuxBarriersAt + (kConsumers + 1) * AuxTiles;
 };
 
-// The same with slots in the place of stages, enough for a column of tiles 128 wide.
-template <class T, int kSlots = 128 / T::kTileN>
-using WithSlots =
+// The same with 128 columns of auxiliary tiles in the place of stages.
+template <class T, int kAuxTiles = 128 / T::kTileN>
+using WithAux =
     Tiling<T::kWarpgroupM, T::kTileN, T::kPingPong, T::kCluster,
-           T::kStages - (kSlots * T::kSlotNbytes + T::kStageNbytes - 1) / T::kStageNbytes,
-           T::kStagingN, kSlots>;
+           T::kStages - (kAuxTiles * T::kAuxNbytes + T::kStageNbytes - 1) / T::kStageNbytes,
+           T::kStagingN, kAuxTiles>;
 
 // A GEMM, batched, as the kernel sees it; C of batch z is at c + z m n.
 struct Params {
@@ -196,9 +197,9 @@ enum class OfColumns {
   // Layout::moments, (groups of kRows rows, n): means and sums of squared deviations from them.
   kMoments,
   // C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not set. Of it
-  // Layout::sums, (groups of kRows rows, n): Σ c (x - mean) and Σ c, by Layout::mean, (n), and x of
-  // C's shape, which Layout::map_x reads by kTileM rows of 128 bytes. n is a multiple of 64, and the
-  // tiling has slots.
+  // Layout::sums, (groups of kRows rows, n): Σ c (x - mean) and Σ c, by Layout::mean, (n), and x,
+  // the auxiliary operand, of C's shape: Layout::map_aux reads kTileM rows of 128 bytes. n is a
+  // multiple of 64.
   kGradientSums
 };
 
@@ -284,65 +285,65 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
   }
 }
 
-// ---- slots ----
+// ---- the auxiliary operand ----
 
-// The slots that a tile of E takes, one behind the other.
+// The auxiliary tiles that a tile of E takes, one behind the other.
 template <class E, class T>
-constexpr int kSlotsOfTile = T::kTileN / T::template kStagedN<E>;
+constexpr int kAuxOfTile = T::kTileN / T::template kStagedN<E>;
 
-// Copies x to slots at `memory` as they become empty.
+// Copies those of all tiles to `memory` as it becomes empty.
 template <class E, class T, class Layout>
-__device__ __forceinline__ void FillSlots(const Params& params, const Layout& layout,
-                                          uint32_t memory, uint32_t barriers) {
+__device__ __forceinline__ void ProduceAux(const Params& params, const Layout& layout,
+                                           uint32_t memory, uint32_t barriers) {
   constexpr int kColumns = 128 / (int)sizeof(E);  // of a box
-  const uint32_t empty = barriers + T::kConsumers * T::kSlots * 8;
-  RingPosition<T::kSlots> at;
+  const uint32_t empty = barriers + T::kConsumers * T::kAuxTiles * 8;
+  RingPosition<T::kAuxTiles> at;
   Segments<T> segments(params);
   Segment segment;
   for (int turn = 0; segments.Next(segment); turn++) {
     if (!IsInBoxes(params, segment)) continue;
     const TileOrigin origin = OriginOf<T>(params, segment.tile, 0);
-    for (int k = 0; k < kSlotsOfTile<E, T>; k++, at.Advance()) {
-      const uint32_t full = barriers + (turn % T::kConsumers * T::kSlots + at.stage) * 8;
+    for (int k = 0; k < kAuxOfTile<E, T>; k++, at.Advance()) {
+      const uint32_t full = barriers + (turn % T::kConsumers * T::kAuxTiles + at.stage) * 8;
       WaitForPhase(empty + at.stage * 8, at.parity ^ 1);
-      ArriveExpecting(full, T::kSlotNbytes);
+      ArriveExpecting(full, T::kAuxNbytes);
 #pragma unroll
       for (int box = 0; box < T::kBuffers; box++)
-        LoadBox<false>(memory + at.stage * T::kSlotNbytes + box * T::kTileM * 128, &layout.map_x,
+        LoadBox<false>(memory + at.stage * T::kAuxNbytes + box * T::kTileM * 128, &layout.map_aux,
                        full, origin.col + (k * T::kBuffers + box) * kColumns, origin.row, 0);
     }
   }
 }
 
-// A consumer's way through the slots. Each consumer has barriers of its own, so that none waits for
-// the phase after the next.
+// A consumer's way through the auxiliary tiles. Each consumer has barriers of its own, so that none
+// waits for the phase after the next.
 template <class E, class T>
-class Slots {
+class AuxTiles {
  public:
-  __device__ __forceinline__ Slots(unsigned char* memory, uint32_t barriers)
+  __device__ __forceinline__ AuxTiles(unsigned char* memory, uint32_t barriers)
       : memory_(memory),
-        full_(barriers + threadIdx.x / 128 * T::kSlots * 8),
-        empty_(barriers + T::kConsumers * T::kSlots * 8) {}
+        full_(barriers + threadIdx.x / 128 * T::kAuxTiles * 8),
+        empty_(barriers + T::kConsumers * T::kAuxTiles * 8) {}
 
-  // The slot that is next, once it is full.
+  // The next one, once it is there.
   __device__ __forceinline__ unsigned char* Wait() {
     WaitForPhase(full_ + at_.stage * 8, parities_ >> at_.stage & 1);
     parities_ ^= 1u << at_.stage;
-    return memory_ + at_.stage * T::kSlotNbytes;
+    return memory_ + at_.stage * T::kAuxNbytes;
   }
-  // Goes on to the next one, after all threads of the consumer are done with this.
+  // Goes on from it, after all threads of the consumer are done with it.
   __device__ __forceinline__ void Release() {
     if (threadIdx.x % 128 == 0) Arrive(empty_ + at_.stage * 8);
     at_.Advance();
   }
   // Goes past those of a tile of the other consumer.
-  __device__ __forceinline__ void Skip() { at_.Advance(kSlotsOfTile<E, T>); }
+  __device__ __forceinline__ void Skip() { at_.Advance(kAuxOfTile<E, T>); }
 
  private:
   unsigned char* const memory_;
   const uint32_t full_, empty_;
-  RingPosition<(T::kSlots > 0 ? T::kSlots : 1)> at_;
-  uint32_t parities_ = 0;  // by slot, of this consumer's next wait
+  RingPosition<(T::kAuxTiles > 0 ? T::kAuxTiles : 1)> at_;
+  uint32_t parities_ = 0;  // by place, of this consumer's next wait
 };
 
 // ---- consumers ----
@@ -619,8 +620,8 @@ class Boxes {
   // `buffers` are those of this warp, with a barrier for each: its side is there.
   __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
                                    unsigned char* buffers, uint32_t barriers,
-                                   const Slots<E, T>& slots)
-      : params_(params), layout_(layout), buffers_(buffers), barriers_(barriers), slots_(slots) {}
+                                   const AuxTiles<E, T>& aux)
+      : params_(params), layout_(layout), buffers_(buffers), barriers_(barriers), aux_(aux) {}
 
   // Goes on to a tile, and asks for as much of its side as there are buffers.
   __device__ __forceinline__ void Begin(const TileOrigin& origin, const CUtensorMap* map_side) {
@@ -641,7 +642,7 @@ class Boxes {
 
   // Goes past a tile that the other consumer stores.
   __device__ __forceinline__ void Skip() {
-    if constexpr (kGradientSums) slots_.Skip();
+    if constexpr (kGradientSums) aux_.Skip();
   }
 
   // Reads the side of box `index`, and asks for that of the box that takes its buffer.
@@ -741,8 +742,8 @@ class Boxes {
     SyncConsumer();
     const unsigned char* const first_row = StagedRows(0) + PlaceOfChunk(0);
     const Chunk shift = Read<kWidth>((const E*)first_row);
-    const float own_shift = (float)*(const E*)(
-        Buffers() + thread / kOfBox * kRowGroups * kNbytes + thread % kOfBox * (int)sizeof(E));
+    const float own_shift = (float)*(const E*)(Buffers() + thread / kOfBox * kRowGroups * kNbytes +
+                                               thread % kOfBox * (int)sizeof(E));
     float2 sums[kWidth] = {};
     GoDown([&](int row, const unsigned char* staged) {
       const Chunk x = Read<kWidth>((const E*)(row < count ? staged : first_row));
@@ -785,22 +786,23 @@ class Boxes {
   }
 
   // Stores the sums over the columns of those boxes that are in the buffers, from `first` on, by x
-  // in the next slot. Rows that C has not are zeros. Float32 is added as deviations from the mean;
-  // of 16 bits, whose rounding is more than what that saves, the mean's part leaves the sum.
+  // in the next auxiliary tile. Rows that C has not are zeros. Of float32, deviations of x are
+  // added; 16 bits of x are rounded by more than that saves, so that the mean's part leaves their
+  // sum.
   __device__ __forceinline__ void StoreSums(int first) {
     constexpr bool kDeviations = sizeof(E) == 4;
     const int col0 = origin_.col + first * kOfBox, col = col0 + OwnChunk() * kWidth;
     const int own_col = col0 + (int)threadIdx.x % 128;
-    const float own_mean =
-        !kDeviations && threadIdx.x % 128 < kStaged && own_col < params_.n ? layout_.mean[own_col]
-                                                                           : 0.f;
+    const float own_mean = !kDeviations && threadIdx.x % 128 < kStaged && own_col < params_.n
+                               ? layout_.mean[own_col]
+                               : 0.f;
     alignas(16) float mean[kWidth] = {};
 #pragma unroll
     for (int c = 0; c < kWidth; c += 4)
       if (kDeviations && col < params_.n)
         *(float4*)(mean + c) = *(const float4*)(layout_.mean + col + c);
-    unsigned char* const slot = slots_.Wait();
-    const unsigned char* const xs = slot + OwnChunk() / 8 * T::kTileM * 128;
+    unsigned char* const aux = aux_.Wait();
+    const unsigned char* const xs = aux + OwnChunk() / 8 * T::kTileM * 128;
     SyncConsumer();
     float2 sums[kWidth] = {};
     GoDown([&](int row, const unsigned char* staged) {
@@ -810,12 +812,12 @@ class Boxes {
       for (int c = 0; c < kWidth; c++)
         sums[c].x = fmaf(dy[c], kDeviations ? x[c] - mean[c] : x[c], sums[c].x), sums[c].y += dy[c];
     });
-    float2 sum = AddParts(sums, slot);
+    float2 sum = AddParts(sums, aux);
     sum.x = fmaf(-own_mean, sum.y, sum.x);
     if (FirstRow() < params_.m) StoreOfGroup(layout_.sums, first, sum);
     LetBulkFollow();
-    SyncConsumer();  // before others write to the slot or to the buffers
-    slots_.Release();
+    SyncConsumer();  // before others write to either memory
+    aux_.Release();
   }
 
  private:
@@ -1003,7 +1005,7 @@ class Boxes {
   const typename Source::Layout& layout_;
   unsigned char* const buffers_;
   const uint32_t barriers_;
-  Slots<E, T> slots_;
+  AuxTiles<E, T> aux_;
   TileOrigin origin_;
   RingPosition<(kCount < T::kBuffers ? kCount : T::kBuffers)> loaded_;
   int next_ = 0;
@@ -1316,7 +1318,7 @@ __device__ __forceinline__ Boxes<E, T, Source> BoxesOf(const Params& params,
   return Boxes<E, T, Source>(params, layout,
                              shared + T::kStages * T::kStageNbytes + warp * (T::kStagingNbytes / 4),
                              barriers + (T::kBoxBarriersAt + warp * T::kBuffers) * 8,
-                             {shared + T::kSlotsAt, barriers + T::kSlotBarriersAt * 8});
+                             {shared + T::kAuxAt, barriers + T::kAuxBarriersAt * 8});
 }
 
 template <class E, class T, class Source, bool kExact>
@@ -1338,8 +1340,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   // Under ping-pong a consumer waits for its turn: it may not be two phases of a stage ahead.
   constexpr int kTurn = 1 + T::kConsumers;
   if (T::kPingPong && consumer == 1) ArriveThreads(kTurn, 256);
-  Boxes<R, T, Source> boxes =
-      BoxesOf<R, T, Source>(params, layout, shared, full, threadIdx.x / 32);
+  Boxes<R, T, Source> boxes = BoxesOf<R, T, Source>(params, layout, shared, full, threadIdx.x / 32);
   Accumulators<T> d;
   RowSums<E, T, Source> sums(params, memory);
   Pair<R> bias[T::kBlocks];
@@ -1440,8 +1441,8 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     }
     if constexpr (Source::kOfColumns == OfColumns::kGradientSums)
       if (warp == 2 && lane == 0)
-        FillSlots<E, T>(params, layout, SharedAddress(shared) + T::kSlotsAt,
-                        full + T::kSlotBarriersAt * 8);
+        ProduceAux<E, T>(params, layout, SharedAddress(shared) + T::kAuxAt,
+                         full + T::kAuxBarriersAt * 8);
   } else {
     RaiseRegisters<232>();
     Consume<E, T, Source, kExact>(&map_c, &map_other, params, layout, shared, full, empty);
