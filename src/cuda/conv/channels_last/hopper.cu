@@ -450,12 +450,13 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
           at.op, at.ctx, config, maps, params, of_source, at.stream);
     };
     if (!statistics && !sums) return launch(tiling, Type<Correlation16<T, Tile>>(), layout);
-    const int64_t groups = CeilDiv(params.m, Tile::kRows);
+    const int rows = statistics ? Tile::template kMomentsRows<T> : Tile::kRows;
+    const int64_t groups = CeilDiv(params.m, rows);
     const Scratch scratch(at.ctx, groups * params.n * (int64_t)sizeof(float2), at.stream);
     float2* const of_groups = (float2*)scratch.data();
     if (statistics) {
       launch(tiling, Type<CorrelationWithMoments16<T, Tile>>(), MomentsLayout{layout, of_groups});
-      CombineMoments(at.op, at.ctx, of_groups, params.m, Tile::kRows, params.n, statistics->mean,
+      CombineMoments(at.op, at.ctx, of_groups, params.m, rows, params.n, statistics->mean,
                      statistics->variance, at.stream);
     } else if constexpr (Tile::kPingPong) {
       using WithAux = hopper::WithAux<Tile>;

@@ -51,8 +51,11 @@ struct Tiling {
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
+  // Columns that are staged, and rows of one that a thread of a consumer reads.
   template <class E>
-  static constexpr int kStagedN = StagingN * 2 / (int)sizeof(E);  // columns that are staged
+  static constexpr int kStagedN = StagingN * 2 / (int)sizeof(E);
+  template <class E>
+  static constexpr int kMomentsRows = kRows * kStagedN<E> / 128;
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
   static constexpr int kAuxAt = Stages * kStageNbytes + kConsumers * kStagingNbytes;
@@ -194,7 +197,8 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 // What a source has made of the columns of C as it is stored, in boxes; then there is no bias.
 enum class OfColumns {
   kNothing,
-  // Layout::moments, (groups of kRows rows, n): means and sums of squared deviations from them.
+  // Layout::moments, (groups of kMomentsRows rows, n): means and sums of squared deviations from
+  // them.
   kMoments,
   // C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not set. Of it
   // Layout::sums, (groups of kRows rows, n): Σ c (x - mean) and Σ c, by Layout::mean, (n), and x,
@@ -735,30 +739,39 @@ class Boxes {
     StoreStaged(BufferOf(1), map_other, index);
   }
 
-  // Stores the moments of the columns of those boxes that are in the buffers, from `first` on, by
-  // deviations from the first row, which keep the digits for any mean.
-  __device__ __forceinline__ void StoreMoments(int first) {
-    const int thread = threadIdx.x % 128, count = min(T::kRows, params_.m - FirstRow());
+  // Stores the moments of the columns of those boxes that are in the buffers, from `first` on. A
+  // thread goes down a column; deviations are from its first element, which keeps the digits for
+  // any mean.
+  __device__ __forceinline__ void StoreMoments(int first) const {
+    constexpr int kAtOnce = 16, kRows = T::template kMomentsRows<E>,
+                  kCols = T::template kStagedN<E>;
+    const int thread = threadIdx.x % 128, part = thread / kCols;
+    const Staged at(*this, thread % kCols, part * kRows);
+    const int col = origin_.col + first * kBlocks * 8 + thread % kCols;
+    const int row = FirstRow() + part * kRows;
+    const int count = min(kRows, params_.m - row);
     SyncConsumer();
-    const unsigned char* const first_row = StagedRows(0) + PlaceOfChunk(0);
-    const Chunk shift = Read<kWidth>((const E*)first_row);
-    const float own_shift = (float)*(const E*)(Buffers() + thread / kOfBox * kRowGroups * kNbytes +
-                                               thread % kOfBox * (int)sizeof(E));
-    float2 sums[kWidth] = {};
-    GoDown([&](int row, const unsigned char* staged) {
-      const Chunk x = Read<kWidth>((const E*)(row < count ? staged : first_row));
+    if (count > 0 && col < params_.n) {
+      const float shift = (float)*(const E*)at.Row(0);
+      float sums[2] = {}, squares[2] = {};
+#pragma unroll 1
+      for (int k = 0; k < count; k += kAtOnce) {
+        float d[kAtOnce];
 #pragma unroll
-      for (int c = 0; c < kWidth; c++) {
-        const float d = x[c] - shift[c];
-        sums[c].x += d, sums[c].y = fmaf(d, d, sums[c].y);
+        for (int e = 0; e < kAtOnce; e++) d[e] = (float)*(const E*)at.Row(k, e) - shift;
+        if (count - k < kAtOnce) {
+#pragma unroll
+          for (int e = 0; e < kAtOnce; e++)
+            if (k + e >= count) d[e] = 0.f;
+        }
+#pragma unroll
+        for (int e = 0; e < kAtOnce; e++)
+          sums[e % 2] += d[e], squares[e % 2] = fmaf(d[e], d[e], squares[e % 2]);
       }
-    });
-    if (threadIdx.x % 32 == 0) WaitForStoresReads();
-    const float2 sum = AddParts(sums, Buffers());
-    const float mean = sum.x / (float)count;
-    if (count > 0)
-      StoreOfGroup(layout_.moments, first,
-                   make_float2(own_shift + mean, fmaf(-sum.x, mean, sum.y)));
+      const float sum = sums[0] + sums[1], mean = sum / (float)count;
+      layout_.moments[(int64_t)(row / kRows) * params_.n + col] =
+          make_float2(shift + mean, fmaf(-sum, mean, squares[0] + squares[1]));
+    }
     SyncConsumer();  // before others write to the buffers
   }
 
@@ -805,9 +818,9 @@ class Boxes {
     const unsigned char* const xs = aux + OwnChunk() / 8 * T::kTileM * 128;
     SyncConsumer();
     float2 sums[kWidth] = {};
-    GoDown([&](int row, const unsigned char* staged) {
+    GoDown([&](int row, int e, const unsigned char* staged) {
       const Chunk dy = Read<kWidth>((const E*)staged);
-      const Chunk x = Read<kWidth>((const E*)(xs + row / 8 * 1024 + PlaceOfChunk(row % 8)));
+      const Chunk x = Read<kWidth>((const E*)(xs + row * 128 + PlaceOfChunk(e)));
 #pragma unroll
       for (int c = 0; c < kWidth; c++)
         sums[c].x = fmaf(dy[c], kDeviations ? x[c] - mean[c] : x[c], sums[c].x), sums[c].y += dy[c];
@@ -823,6 +836,27 @@ class Boxes {
  private:
   static constexpr int kNbytes = kRowsOfBox * 128, kWarpNbytes = T::kStagingNbytes / 4;
 
+  // Where elements of a column are in the buffers of the consumer's warps, from a row on that is a
+  // multiple of 16.
+  class Staged {
+   public:
+    __device__ __forceinline__ Staged(const Boxes& boxes, int col, int row)
+        : first_(boxes.buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes +
+                 col / (kBlocks * 8) * kRowGroups * kNbytes + col % kOfChunk * (int)sizeof(E)),
+          row_(row),
+          chunk_(col % (kBlocks * 8) / kOfChunk) {}
+    // Row k + e, where k is a multiple of 16 and e below it.
+    __device__ __forceinline__ const unsigned char* Row(int k, int e = 0) const {
+      k += row_;
+      return first_ + k / 64 * kNbytes + k % 64 / 16 * kWarpNbytes + e * 128 +
+             (chunk_ ^ e % 8) * 16;
+    }
+
+   private:
+    static constexpr int kOfChunk = 16 / (int)sizeof(E);
+    const unsigned char* first_;
+    int row_, chunk_;
+  };
   // Of what is staged, a thread goes down a part of the rows in the columns of one chunk.
   static constexpr int kOfBox = kBlocks * 8, kStaged = T::template kStagedN<E>;  // columns
   static constexpr int kWidth = 16 / (int)sizeof(E), kChunks = kStaged / kWidth;
@@ -843,7 +877,7 @@ class Boxes {
     return Buffers() + (OwnChunk() / 8 * kRowGroups + row / 64) * kNbytes +
            row % 64 / 16 * kWarpNbytes + row % 16 * 128;
   }
-  // Calls f with each row of this thread's and its chunk there.
+  // Calls f with eight rows of this thread's by the first one, a number, and its chunk there.
   template <class F>
   __device__ __forceinline__ void GoDown(F&& f) const {
     static_assert(kPartRows % 8 == 0, "rows of the swizzle");
@@ -851,7 +885,7 @@ class Boxes {
     for (int row = OwnPart() * kPartRows; row < (OwnPart() + 1) * kPartRows; row += 8) {
       const unsigned char* const rows = StagedRows(row);
 #pragma unroll
-      for (int e = 0; e < 8; e++) f(row + e, rows + PlaceOfChunk(e));
+      for (int e = 0; e < 8; e++) f(row, e, rows + PlaceOfChunk(e));
     }
   }
   // The sums over all parts of the column of a thread's number, by way of memory that all have
