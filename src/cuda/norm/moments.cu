@@ -1,7 +1,9 @@
 // What batch normalization takes of a channel, from what kernels that make x or its gradient leave
 // of groups of rows: mean and variance of moments (Chan, Golub and LeVeque 1979), dscale and dbias
 // of sums. Means as deviations from the first one, and sums, are added in double precision, in a
-// fixed order. Many groups first become fewer; the latency of loads is the limit.
+// fixed order. The blocks of a cluster share the groups of 128 bytes of columns and read each
+// other's sums. Limited by the number of loads and their latency: they are asynchronous copies to
+// shared memory, since the compiler puts off loads to registers until each is needed.
 #include "cuda/norm/norm.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -9,19 +11,17 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-constexpr int kCols = 16, kLanes = kThreads / kCols;  // of a block, and threads of a column
-constexpr int64_t kMostGroups = 1024;                 // that blocks of one launch combine at once
+constexpr int kCols = 16, kLanes = 2 * kThreads / kCols;  // of a block, and threads of two columns
+constexpr int kBatch = 8;                                 // copies of a thread in flight
+constexpr int64_t kLeastShare = 64;                       // groups of a block in a cluster
 
 struct Groups {
-  const float2* from;  // (count, channels)
+  const float2* from;  // (count, channels), at 16 bytes; channels are even
   int64_t count, channels;
-  int64_t fan;  // groups that become one
   int64_t rows, rows_of_group;
-  int col_blocks;
+  int blocks;  // of a cluster
 
-  __device__ double RowsOf(int64_t begin, int64_t end) const {
-    return (double)(min(rows, end * rows_of_group) - begin * rows_of_group);
-  }
+  double RowsOfLast() const { return (double)(rows - (count - 1) * rows_of_group); }
 };
 
 struct Two {
@@ -53,58 +53,76 @@ struct SumsGroups {
   }
 };
 
-// Combines `fan` groups of each column of a block, and calls done(k, c, combined, rows) for the
-// k-th result of channel c.
+// Combines the groups of each column of a cluster, and calls done(c, combined) for channel c in its
+// first block.
 template <class Kind, class Done>
-__device__ __forceinline__ void Combine(const Groups& of, const Done& done) {
-  constexpr int kBatch = 8;
+__device__ __forceinline__ void Combine(const Groups& of, double rows_of_last, const Done& done) {
+  __shared__ float4 copies[kBatch][kThreads];
   __shared__ double firsts[kLanes][kCols], seconds[kLanes][kCols];
-  const int chunk = (int)blockIdx.x / of.col_blocks;
-  const int col = (int)threadIdx.x % kCols, lane = (int)threadIdx.x / kCols;
-  const int64_t c = (int64_t)((int)blockIdx.x - chunk * of.col_blocks) * kCols + col;
-  const int64_t begin = chunk * of.fan, end = min(of.count, begin + of.fan);
-  const bool exists = c < of.channels;
-  const double origin = exists ? (double)of.from[begin * of.channels + c].x : 0.;
-  double first = 0, second = 0;
-  for (int64_t k = begin + lane; exists && k < end; k += kBatch * kLanes) {
-    float2 m[kBatch];
-#pragma unroll
-    for (int j = 0; j < kBatch; j++) m[j] = of.from[min(k + j * kLanes, end - 1) * of.channels + c];
+  const int cluster = (int)blockIdx.x / of.blocks, rank = (int)blockIdx.x % of.blocks;
+  const int col = (int)threadIdx.x % (kCols / 2) * 2, lane = (int)threadIdx.x / (kCols / 2);
+  const int64_t c = (int64_t)cluster * kCols + col;
+  const int64_t begin = of.count * rank / of.blocks, end = of.count * (rank + 1) / of.blocks;
+  const float2* const from = of.from + (c < of.channels ? c : 0);
+  const double origins[2] = {from[0].x, from[1].x};
+  double first[2] = {}, second[2] = {};
+  for (int64_t k = begin + lane; k < end; k += kBatch * kLanes) {
 #pragma unroll
     for (int j = 0; j < kBatch; j++) {
       const int64_t at = k + j * kLanes;
-      if (at < end) Kind::Add(m[j], of.RowsOf(at, at + 1), origin, first, second);
+      CopyAsync16((float*)&copies[j][threadIdx.x],
+                  (const float*)(from + min(at, end - 1) * of.channels), at < end);
+    }
+    CloseCopies();
+    WaitForCopies<0>();
+#pragma unroll
+    for (int j = 0; j < kBatch; j++) {
+      const int64_t at = k + j * kLanes;
+      if (at >= end) continue;
+      const float4 two = copies[j][threadIdx.x];
+      const double rows = at + 1 < of.count ? (double)of.rows_of_group : rows_of_last;
+      Kind::Add({two.x, two.y}, rows, origins[0], first[0], second[0]);
+      Kind::Add({two.z, two.w}, rows, origins[1], first[1], second[1]);
     }
   }
-  firsts[lane][col] = first, seconds[lane][col] = second;
+#pragma unroll
+  for (int e = 0; e < 2; e++) {
+    firsts[lane][col + e] = first[e];
+    seconds[lane][col + e] = second[e];
+  }
   for (int half = kLanes / 2; half > 0; half /= 2) {
     __syncthreads();
     if (lane < half) {
-      firsts[lane][col] += firsts[lane + half][col];
-      seconds[lane][col] += seconds[lane + half][col];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        firsts[lane][col + e] += firsts[lane + half][col + e];
+        seconds[lane][col + e] += seconds[lane + half][col + e];
+      }
     }
   }
-  if (lane > 0 || !exists) return;
-  const double rows = of.RowsOf(begin, end);
-  done(chunk, c, Kind::Combined(rows, origin, firsts[0][col], seconds[0][col]), rows);
+  of.blocks > 1 ? MeetCluster() : __syncthreads();
+  const int64_t own = (int64_t)cluster * kCols + threadIdx.x;
+  if (rank == 0 && threadIdx.x < kCols && own < of.channels) {
+    double sums[2] = {};
+    for (int peer = 0; peer < of.blocks; peer++) {
+      const auto of_peer = [&](const double* sum) {
+        return of.blocks > 1 ? *(const double*)OfPeer((const float*)sum, peer) : *sum;
+      };
+      sums[0] += of_peer(&firsts[0][threadIdx.x]), sums[1] += of_peer(&seconds[0][threadIdx.x]);
+    }
+    done(own, Kind::Combined((double)of.rows, (double)of.from[own].x, sums[0], sums[1]));
+  }
+  if (of.blocks > 1) LeaveCluster();
 }
 
-// to (chunks, channels): a group of each chunk of groups.
-template <class Kind>
 __global__ void __launch_bounds__(kThreads)
-    FewerGroupsKernel(const __grid_constant__ Groups of, float2* to) {
+    StatisticsKernel(const __grid_constant__ Groups of, double rows_of_last, float* mean,
+                     float* variance) {
   GridDependencySynchronize();
-  Combine<Kind>(of, [&](int chunk, int64_t c, Two combined, double) {
-    to[chunk * of.channels + c] = make_float2((float)combined.x, (float)combined.y);
-  });
-}
-
-__global__ void __launch_bounds__(kThreads)
-    StatisticsKernel(const __grid_constant__ Groups of, float* mean, float* variance) {
-  GridDependencySynchronize();
-  Combine<MomentsGroups>(of, [&](int, int64_t c, Two combined, double rows) {
+  TriggerProgrammaticLaunch();
+  Combine<MomentsGroups>(of, rows_of_last, [&](int64_t c, Two combined) {
     mean[c] = (float)combined.x;
-    variance[c] = combined.y < 0. ? 0.f : (float)(combined.y / rows);
+    variance[c] = combined.y < 0. ? 0.f : (float)(combined.y / (double)of.rows);
   });
 }
 
@@ -112,26 +130,21 @@ __global__ void __launch_bounds__(kThreads)
     GradientSumsKernel(const __grid_constant__ Groups of, BatchMoments moments, float* dscale,
                        float* dbias) {
   GridDependencySynchronize();
-  Combine<SumsGroups>(of, [&](int, int64_t c, Two combined, double) {
+  TriggerProgrammaticLaunch();
+  Combine<SumsGroups>(of, 1., [&](int64_t c, Two combined) {
     dscale[c] = (float)combined.x * moments.Of(c).inverse;
     dbias[c] = (float)combined.y;
   });
 }
 
-// Calls launch(groups, blocks) with groups that blocks can combine at once.
-template <class Kind, class Last>
-void WithFewGroups(const char* op, DLContext ctx, Groups of, DLStream stream, const Last& last) {
-  of.col_blocks = (int)CeilDiv(of.channels, kCols);
-  of.fan = of.count > kMostGroups ? CeilDiv(of.count, kMostGroups / 4) : of.count;
-  const int64_t chunks = CeilDiv(of.count, of.fan);
-  const Scratch fewer(ctx, chunks > 1 ? chunks * of.channels * (int64_t)sizeof(float2) : 0, stream);
-  if (chunks > 1) {
-    LaunchClusters(op, FewerGroupsKernel<Kind>, (unsigned)(chunks * of.col_blocks), 1, kThreads, 0,
-                   ComputeMajor(ctx.device_id) >= 9, stream, of, (float2*)fewer.data());
-    of.from = (const float2*)fewer.data();
-    of.rows_of_group *= of.fan, of.count = of.fan = chunks;
-  }
-  last(of, (unsigned)of.col_blocks);
+template <class Kernel, class... Args>
+void LaunchCombine(const char* op, DLContext ctx, const Kernel& kernel, Groups of, DLStream stream,
+                   Args... args) {
+  of.blocks = kPortableCluster;
+  while (of.blocks > 1 && of.count < of.blocks * kLeastShare) of.blocks /= 2;
+  LaunchClusters(op, kernel, (unsigned)(CeilDiv(of.channels, kCols) * of.blocks),
+                 (unsigned)of.blocks, kThreads, 0, ComputeMajor(ctx.device_id) >= 9, stream, of,
+                 args...);
 }
 
 }  // namespace
@@ -139,21 +152,15 @@ void WithFewGroups(const char* op, DLContext ctx, Groups of, DLStream stream, co
 void CombineMoments(const char* op, DLContext ctx, const float2* moments, int64_t rows,
                     int64_t of_group, int64_t channels, float* mean, float* variance,
                     DLStream stream) {
-  const Groups all{moments, CeilDiv(rows, of_group), channels, 0, rows, of_group, 0};
-  WithFewGroups<MomentsGroups>(op, ctx, all, stream, [&](const Groups& of, unsigned blocks) {
-    LaunchClusters(op, StatisticsKernel, blocks, 1, kThreads, 0, ComputeMajor(ctx.device_id) >= 9,
-                   stream, of, mean, variance);
-  });
+  const Groups of{moments, CeilDiv(rows, of_group), channels, rows, of_group, 1};
+  LaunchCombine(op, ctx, StatisticsKernel, of, stream, of.RowsOfLast(), mean, variance);
 }
 
 void CombineSums(const char* op, DLContext ctx, const float2* sums, int64_t groups,
                  int64_t channels, const BatchMoments& moments, float* dscale, float* dbias,
                  DLStream stream) {
-  const Groups all{sums, groups, channels, 0, groups, 1, 0};
-  WithFewGroups<SumsGroups>(op, ctx, all, stream, [&](const Groups& of, unsigned blocks) {
-    LaunchClusters(op, GradientSumsKernel, blocks, 1, kThreads, 0, ComputeMajor(ctx.device_id) >= 9,
-                   stream, of, moments, dscale, dbias);
-  });
+  const Groups of{sums, groups, channels, groups, 1, 1};
+  LaunchCombine(op, ctx, GradientSumsKernel, of, stream, moments, dscale, dbias);
 }
 
 }  // namespace cuda

@@ -121,12 +121,13 @@ void ChannelStatistics(const char* op, DLContext ctx, const T* x, const Channels
                        float* mean, float* variance, DLStream stream);
 
 // The same of x (rows, channels) from the moments of every `of_group` rows: (groups, channels) of
-// the mean and the sum of squared deviations from it.
+// the mean and the sum of squared deviations from it, at 16 bytes. Channels are even.
 void CombineMoments(const char* op, DLContext ctx, const float2* moments, int64_t rows,
                     int64_t of_group, int64_t channels, float* mean, float* variance,
                     DLStream stream);
 
-// dscale and dbias from sums of groups of rows, (groups, channels) of Σ dy (x - mean) and Σ dy.
+// dscale and dbias from sums of groups of rows, (groups, channels) of Σ dy (x - mean) and Σ dy, at
+// 16 bytes. Channels are even.
 void CombineSums(const char* op, DLContext ctx, const float2* sums, int64_t groups,
                  int64_t channels, const BatchMoments& moments, float* dscale, float* dbias,
                  DLStream stream);

@@ -123,6 +123,12 @@ class Kernels(unittest.TestCase):
             x, f = drawn(rng, (n, c, h, w), bfloat16), drawn(rng, (o, c, kernel, kernel), bfloat16)
             self.statistics(0, x, f, dict(padding=kernel // 2), bfloat16)
 
+    def test_so_many_rows_that_a_cluster_combines_them(self) -> None:
+        rng = np.random.default_rng(5)
+        x, f = drawn(rng, (1, 8, 182, 182), bfloat16), drawn(rng, (64, 8, 1, 1), bfloat16)
+        self.statistics(0, x, f, {}, bfloat16)
+        self.sums((1, 64, 182, 182, 8, 1), {}, bfloat16, 1, False)
+
     def test_sums_of_relu_s_gradient(self) -> None:
         for k, (sizes, attrs) in enumerate(SUMS):
             for addends, over in ((0, False), (1, False), (1, True)):

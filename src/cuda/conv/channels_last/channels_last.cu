@@ -455,6 +455,7 @@ __global__ void SwapAxesKernel(const T* x, T* y, int rows, int cols, int row_til
   constexpr int kSide = 64;
   __shared__ T tile[kSide][kSide + 2];
   const int fast = (int)threadIdx.x % kSide;
+  GridDependencySynchronize();
   for (int64_t k = blockIdx.x; k < tiles; k += gridDim.x) {
     const int64_t n = k / (row_tiles * col_tiles);
     const int rest = (int)(k - n * (row_tiles * col_tiles));
@@ -625,8 +626,9 @@ template <class T>
 void SwapAxes(const Call& at, const T* x, int64_t n, int64_t rows, int64_t cols, T* y) {
   const int64_t row_tiles = CeilDiv(rows, 64), col_tiles = CeilDiv(cols, 64);
   const int64_t tiles = n * row_tiles * col_tiles;
-  Launch(at.op, SwapAxesKernel<T>, Blocks(tiles, 1), kThreads, 0, at.stream, x, y, (int)rows,
-         (int)cols, (int)row_tiles, (int)col_tiles, tiles);
+  LaunchClusters(at.op, SwapAxesKernel<T>, Blocks(tiles, 1), 1, kThreads, 0,
+                 ComputeMajor(at.ctx.device_id) >= 9, at.stream, x, y, (int)rows, (int)cols,
+                 (int)row_tiles, (int)col_tiles, tiles);
 }
 
 template <>

@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kThreads)
   const int filter = (int)blockIdx.x / by_runs;
   const int c0 = ((int)blockIdx.x - filter * (int)by_runs.value) * kRun<T>;
   const int64_t first = (int64_t)filter * channels * kernel;
+  GridDependencySynchronize();
   for (int k = (int)threadIdx.x; k < min(kRun<T>, channels - c0) * kernel; k += kThreads) {
     const int c = k / by_kernel;
     tile[(k - c * kernel) * kRow + c] = x[first + c0 * kernel + k];
@@ -54,8 +55,8 @@ template <class T>
 void MoveChannels(const Call& at, const Conv& c, const T* x, T* y) {
   const int64_t kernel = Size(c.kernel), runs = CeilDiv(c.c, kRun<T>);
   const size_t nbytes = (size_t)(kernel * (kRun<T> + 2)) * sizeof(T);
-  Launch(at.op, MoveChannelsKernel<T>, (unsigned)(c.o * runs), kThreads, nbytes, at.stream, x, y,
-         (int)c.c, (int)kernel, Divisor(kernel), Divisor(runs));
+  LaunchClusters(at.op, MoveChannelsKernel<T>, (unsigned)(c.o * runs), 1, kThreads, nbytes, true,
+                 at.stream, x, y, (int)c.c, (int)kernel, Divisor(kernel), Divisor(runs));
 }
 
 // ---- parts of a filter's gradient ----
@@ -85,6 +86,7 @@ __global__ void __launch_bounds__(kThreads)
   const int group = (int)threadIdx.x / threads, thread = (int)threadIdx.x % threads;
   const int begin = task.count * group / task.groups, end = task.count * (group + 1) / task.groups;
   const bool filters_fast = task.filter_step == 1;
+  GridDependencySynchronize();
   for (int first = thread; first < numel; first += kAtOnce * threads) {
     const float* from[kAtOnce];
     int to[kAtOnce];
@@ -151,8 +153,9 @@ void AddParts(const Call& at, const Conv& c, int64_t count, int64_t pitch, bool 
     task.groups *= 2;
   task.by_channel_runs = Divisor(runs), task.by_fast = Divisor(fast);
   task.by_kernel = Divisor(kernel), task.by_of_filter = Divisor(task.channels * kernel);
-  Launch(at.op, AddPartsKernel<T>, (unsigned)(CeilDiv(c.o, task.filters) * runs), kThreads,
-         (size_t)(task.groups * numel) * sizeof(float), at.stream, task, df);
+  LaunchClusters(at.op, AddPartsKernel<T>, (unsigned)(CeilDiv(c.o, task.filters) * runs), 1,
+                 kThreads, (size_t)(task.groups * numel) * sizeof(float), true, at.stream, task,
+                 df);
 }
 
 // ---- images of few channels ----
@@ -330,17 +333,9 @@ constexpr hopper::TileTime kTimes[] = {{128, 256, 2, false, 0.66, 2.4, 0},
                                        {128, 64, 1, true, 0.32, 0.4, 0}};
 static_assert(std::tuple_size_v<Tilings> == std::size(kTimes));
 
-// True where a tiling stages a whole tile, so that its side has room; that of float32 needs none.
-template <class T, size_t... k>
-bool HasRoomForSide(int tiling, std::index_sequence<k...>) {
-  constexpr bool kHas[] = {sizeof(T) == 4 || std::tuple_element_t<k, Tilings>::kTileN <=
-                                                 std::tuple_element_t<k, Tilings>::kStagingN...};
-  return kHas[tiling];
-}
-template <class T>
-bool HasRoomForSide(int tiling) {
-  return HasRoomForSide<T>(tiling, std::make_index_sequence<std::tuple_size_v<Tilings>>());
-}
+// True where a tiling makes sums of columns: its tiles are staged as a whole, and one consumer's
+// sums are made beside the other's products.
+constexpr bool MakesSums(int tiling) { return kTimes[tiling].ping_pong; }
 
 // The fastest by `us(tiling)`, a Config.
 template <class Estimate>
@@ -397,12 +392,14 @@ struct Type {
   using type = T;
 };
 
-// A part of a correlation: `filter` is (filters, kernel, channels), and of `out` positions every
-// h.out_by-th and w.out_by-th is written. Statistics or sums are of all positions.
+// A part of a correlation: `filter` is (filters, kernel, channels) or, `across`, of one element and
+// with sums, (channels, filters); of `out` positions every h.out_by-th and w.out_by-th is written.
+// Statistics or sums are of all positions.
 template <class T>
 void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
                const std::array<int64_t, 3>& strides, const T* filter, const T* bias, T* out,
-               const Statistics* statistics = nullptr, const GradientSums* sums = nullptr) {
+               const Statistics* statistics = nullptr, const GradientSums* sums = nullptr,
+               bool across = false) {
   const Ahead h = AheadOf(c.h), w = AheadOf(c.w);
   PixelLayout layout = LayoutOf<T>(h, w, c.in_channels, kernel.w);
   layout.as_pixels = !c.UnitStride();
@@ -418,7 +415,7 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
   const hopper::Extents extents{params.m, params.n, params.k_panels, 1};
   if (sums) params.side = sums->addend;
   const Config config = Fastest(at, [&](int k) {
-    if (params.side && !HasRoomForSide<T>(k)) return Config{k, 0, 0, INFINITY};
+    if (sums && !MakesSums(k)) return Config{k, 0, 0, INFINITY};
     const auto estimated = [&](bool may_split) {
       return hopper::Estimated(kTimes[k], extents, Multiprocessors(at.ctx.device_id), k, may_split);
     };
@@ -438,30 +435,37 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
     const std::array<int, 3> box{kChannelsOfPanel<T>, 1, Tile::kTileN / Tile::kCluster};
     const hopper::Maps maps{
         PixelMap(at.op, kDtype<T>, x, images, Tile::kTileM),
-        ArrayMap<3>(at.op, kDtype<T>, filter, {c.in_channels, Size(kernel), c.out_channels},
-                    {c.in_channels, c.in_channels * Size(kernel)}, box),
+        across
+            ? RowsMap<T>(at, filter, c.out_channels, c.in_channels, kChannelsOfPanel<T>)
+            : ArrayMap<3>(at.op, kDtype<T>, filter, {c.in_channels, Size(kernel), c.out_channels},
+                          {c.in_channels, c.in_channels * Size(kernel)}, box),
         sizeof(T) == 4 && !statistics && !sums ? CUtensorMap{}
         : layout.as_pixels ? PixelMap(at.op, kDtype<T>, first, results, kRowsOfBox)
                            : BoxMap(at.op, kDtype<T>, out, params.n, params.m, params.n, 1,
                                     kRowsOfBox, /*rounds=*/false),
         sizeof(T) == 2 && params.side ? RowsMap<T>(at, params.side, params.n, params.m, kRowsOfBox)
                                       : CUtensorMap{}};
-    const auto launch = [&](auto source, const auto& of_source) {
-      hopper::LaunchTiles<T, Tile, typename decltype(source)::type, false>(
+    const auto launch = [&](auto tile, auto source, const auto& of_source) {
+      hopper::LaunchTiles<T, decltype(tile), typename decltype(source)::type, false>(
           at.op, at.ctx, config, maps, params, of_source, at.stream);
     };
-    if (!statistics && !sums) return launch(Type<Correlation16<T, Tile>>(), layout);
-    const int rows = statistics ? Tile::template kMomentsRows<T> : Tile::kSumsRows;
+    if (!statistics && !sums) return launch(tiling, Type<Correlation16<T, Tile>>(), layout);
+    const int rows = statistics ? Tile::template kMomentsRows<T> : Tile::kRows;
     const int64_t groups = CeilDiv(params.m, rows);
     const Scratch scratch(at.ctx, groups * params.n * (int64_t)sizeof(float2), at.stream);
     float2* const of_groups = (float2*)scratch.data();
     if (statistics) {
-      launch(Type<CorrelationWithMoments16<T, Tile>>(), MomentsLayout{layout, of_groups});
+      launch(tiling, Type<CorrelationWithMoments16<T, Tile>>(), MomentsLayout{layout, of_groups});
       CombineMoments(at.op, at.ctx, of_groups, params.m, rows, params.n, statistics->mean,
                      statistics->variance, at.stream);
-    } else {
-      launch(Type<CorrelationWithSums16<T, Tile>>(),
-             SumsLayout{layout, sums->x, sums->bits, sums->moments.mean, of_groups});
+    } else if constexpr (Tile::kPingPong) {
+      using WithAux = hopper::WithAux<Tile>;
+      const SumsLayout of_sums{layout, RowsMap<T>(at, sums->x, params.n, params.m, Tile::kTileM),
+                               sums->bits, sums->moments.mean, of_groups};
+      if (sizeof(T) == 2 && across)
+        launch(WithAux{}, Type<CorrelationWithSums16<T, WithAux, sizeof(T) == 2>>(), of_sums);
+      else
+        launch(WithAux{}, Type<CorrelationWithSums16<T, WithAux, false>>(), of_sums);
       CombineSums(at.op, at.ctx, of_groups, groups, params.n, sums->moments, sums->dscale,
                   sums->dbias, at.stream);
     }
@@ -894,6 +898,9 @@ void DataGradientOnHopper(const Call& at, const Conv& c, const T* f, const T* dy
   // The GEMM reads the filter as it lies.
   if (at.kernel != Kernel::kWgmma && IsGemm(c) && !sums)
     return Multiply<T>(at, c.n * Size(c.in), c.c, c.o, dy, false, f, false, nullptr, dx);
+  if (sizeof(T) == 2 && IsGemm(c) && sums)
+    return Correlate<T>(at, dlsys::DataGradient(c, nullptr, nullptr, nullptr, 0), c.kernel, dy,
+                        Strides(c.out, c.o), f, nullptr, dx, nullptr, sums, true);
   const Scratch filter(at.ctx, c.o * c.c * Size(c.kernel) * (int64_t)sizeof(T), at.stream);
   SwapAxes(at, f, 1, c.o, c.c * Size(c.kernel), (T*)filter.data());  // (channels, kernel, filters)
   std::vector<Correlation> parts;

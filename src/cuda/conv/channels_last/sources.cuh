@@ -49,12 +49,13 @@ struct PixelColumn {
 };
 
 // Forward and data gradient: M = positions, N = filters, K = (kernel offset, channel). B is the
-// filter (filters, kernel, channels), as a map of three axes.
-template <class E, class T>
+// filter (filters, kernel, channels), as a map of three axes; or, kAcross, one of a single element,
+// (channels, filters).
+template <class E, class T, bool kAcross = false>
 class Correlation16 {
  public:
   using Layout = PixelLayout;
-  static constexpr bool kAlongM = false, kAlongN = false, kHasEpilogue = false;
+  static constexpr bool kAlongM = false, kAlongN = kAcross, kHasEpilogue = false;
   static constexpr bool kSumsA = false;
   static constexpr bool kFloatResult = false;
   static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kNothing;
@@ -75,7 +76,14 @@ class Correlation16 {
                                 j * layout_.kernel_step_w, i * layout_.kernel_step_h);
     const int in_filter =
         layout_.filter_first + i * layout_.filter_step_h + j * layout_.filter_step_w;
-    if (kOfB) hopper::LoadBox<(T::kCluster > 1)>(b, map_b, barrier, c, in_filter, col_);
+    constexpr bool kMulticast = T::kCluster > 1;
+    if constexpr (!kOfB)
+      return;
+    else if constexpr (kAcross)
+      hopper::LoadPanel<E, true, kMulticast, T::kTileN / T::kCluster>(b, map_b, barrier, col_, c,
+                                                                      0);
+    else
+      hopper::LoadBox<kMulticast>(b, map_b, barrier, c, in_filter, col_);
   }
 
   static __device__ __forceinline__ void Store(const Layout& layout, const CUtensorMap* map,
@@ -114,17 +122,17 @@ class CorrelationWithMoments16 : public Correlation16<E, T> {
 
 // Data gradient, of which relu's gradient is taken, with its sums for batch normalization.
 struct SumsLayout : PixelLayout {
-  const void* x;  // as the normalization reads it
+  CUtensorMap map_aux;  // of what the normalization reads
   const uint8_t* bits;
   const float* mean;
   float2* sums;
 };
-template <class E, class T>
-class CorrelationWithSums16 : public Correlation16<E, T> {
+template <class E, class T, bool kAcross>
+class CorrelationWithSums16 : public Correlation16<E, T, kAcross> {
  public:
   using Layout = SumsLayout;
   static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kGradientSums;
-  using Correlation16<E, T>::Correlation16;
+  using Correlation16<E, T, kAcross>::Correlation16;
 };
 
 // Filter gradient, in parts of float32, each the sum over the positions of `panels` of them: M =

@@ -8,8 +8,10 @@
 // other along K and shared equally (stream-K); parts of a tile are added in the order of K: results
 // are deterministic. 3xtf32 runs over K three times, over the upper and lower parts of both
 // operands (Ootomo and Yokota 2022, doi:10.1177/10943420221090256). A consumer's warp makes the
-// epilogue of its own rows; their side comes by TMA while the tile is multiplied. Functions are
-// those of fast_functions.cuh.
+// epilogue of its own rows; their side comes by TMA while the tile is multiplied, and so does an
+// auxiliary operand that columns are summed with, to memory of its own: a stage of the ring that is
+// held through an epilogue would hold up the panels behind it. Functions are those of
+// fast_functions.cuh.
 //
 // Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, where B has K in
 // another order (MultiplyPanelsAcross). C is row-major and overlaps nothing but its side, each
@@ -30,11 +32,12 @@ namespace hopper {
 
 // A tile of 64 WarpgroupM or, where consumers cooperate, twice as many rows, and TileN columns.
 // What a consumer's epilogue reads and writes goes through StagingN columns of 16 bits in shared
-// memory.
-template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN>
+// memory, and there is room for as much of the auxiliary operand in AuxTiles places.
+template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN,
+          int AuxTiles = 0>
 struct Tiling {
   static constexpr int kWarpgroupM = WarpgroupM, kTileN = TileN, kCluster = Cluster;
-  static constexpr int kStages = Stages, kStagingN = StagingN;
+  static constexpr int kStages = Stages, kStagingN = StagingN, kAuxTiles = AuxTiles;
   static constexpr bool kPingPong = PingPong;
   // The compiler would let one product wait for the next where those of ping-pong are many.
   static constexpr bool kMakesSums = !PingPong;
@@ -49,20 +52,35 @@ struct Tiling {
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
-  // Rows of a column that a thread of a consumer reads of what is staged.
+  // Columns that are staged, and rows of one that a thread of a consumer reads.
   template <class E>
   static constexpr int kStagedN = StagingN * 2 / (int)sizeof(E);
   template <class E>
   static constexpr int kMomentsRows = kRows * kStagedN<E> / 128;
-  static constexpr int kSumsRows = kRows / 4;  // of a warp
   static constexpr int kWarps = kConsumers * 4;
   static constexpr int kAlignment = 1024;  // of the swizzle
-  // Eight rows of ones lie behind the buffers: B of the products that sum rows of A.
-  static constexpr int kOnesAt = Stages * kStageNbytes + kConsumers * kStagingNbytes;
+  static constexpr int kAuxAt = Stages * kStageNbytes + kConsumers * kStagingNbytes;
+  static constexpr int kAuxNbytes = kTileM * StagingN * 2;  // of an auxiliary tile
+  // Eight rows of ones lie behind all: B of the products that sum rows of A.
+  static constexpr int kOnesAt = kAuxAt + AuxTiles * kAuxNbytes;
   static constexpr int kOnesNbytes = 8 * kRowNbytes;
   static constexpr int kSharedNbytes = kAlignment + kOnesAt + kOnesNbytes;
   static_assert(kSharedNbytes <= 226 << 10, "227 KB a block, and a few barriers");
+  static_assert(!AuxTiles || PingPong, "consumers take auxiliary tiles in turn");
+
+  // Barriers of the block: for each stage that it is full and that it is empty, for each buffer of
+  // a warp that it is full, and for each auxiliary tile that it is full, by consumer, and empty.
+  static constexpr int kBoxBarriersAt = 2 * Stages;
+  static constexpr int kAuxBarriersAt = kBoxBarriersAt + kWarps * kBuffers;
+  static constexpr int kBarriers = kAuxBarriersAt + (kConsumers + 1) * AuxTiles;
 };
+
+// The same with 128 columns of auxiliary tiles in the place of stages.
+template <class T, int kAuxTiles = 128 / T::kTileN>
+using WithAux =
+    Tiling<T::kWarpgroupM, T::kTileN, T::kPingPong, T::kCluster,
+           T::kStages - (kAuxTiles * T::kAuxNbytes + T::kStageNbytes - 1) / T::kStageNbytes,
+           T::kStagingN, kAuxTiles>;
 
 // A GEMM, batched, as the kernel sees it; C of batch z is at c + z m n.
 struct Params {
@@ -93,6 +111,13 @@ struct Params {
 struct Segment {
   int tile, begin, end, split, splits, slot;
 };
+
+// Of so few splits the first gets the sums of the others, of more each makes a slice.
+constexpr int kMostOwned = 4;
+// True where the cluster that makes the segment stores its tile from registers.
+__device__ __forceinline__ bool IsInBoxes(const Params& params, const Segment& segment) {
+  return params.in_boxes && segment.split == 0 && segment.splits <= kMostOwned;
+}
 
 // The segments of a cluster: its share of the tiles that are split, then every so-many-th of those
 // that are not. Clusters that run together work at the same K, or at as few as may be, and so share
@@ -177,8 +202,9 @@ enum class OfColumns {
   // them.
   kMoments,
   // C is relu's gradient of C + side, by Layout::bits: 0 where an element's bit is not set. Of it
-  // Layout::sums, (groups of kSumsRows rows, n): Σ c (x - mean) and Σ c, by Layout::x, of C's
-  // shape, and Layout::mean, (n). n is a multiple of 64.
+  // Layout::sums, (groups of kRows rows, n): Σ c (x - mean) and Σ c, by Layout::mean, (n), and x,
+  // the auxiliary operand, of C's shape: Layout::map_aux reads kTileM rows of 128 bytes. n is a
+  // multiple of 64.
   kGradientSums
 };
 
@@ -263,6 +289,67 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
     }
   }
 }
+
+// ---- the auxiliary operand ----
+
+// The auxiliary tiles that a tile of E takes, one behind the other.
+template <class E, class T>
+constexpr int kAuxOfTile = T::kTileN / T::template kStagedN<E>;
+
+// Copies those of all tiles to `memory` as it becomes empty.
+template <class E, class T, class Layout>
+__device__ __forceinline__ void ProduceAux(const Params& params, const Layout& layout,
+                                           uint32_t memory, uint32_t barriers) {
+  constexpr int kColumns = 128 / (int)sizeof(E);  // of a box
+  const uint32_t empty = barriers + T::kConsumers * T::kAuxTiles * 8;
+  RingPosition<T::kAuxTiles> at;
+  Segments<T> segments(params);
+  Segment segment;
+  for (int turn = 0; segments.Next(segment); turn++) {
+    if (!IsInBoxes(params, segment)) continue;
+    const TileOrigin origin = OriginOf<T>(params, segment.tile, 0);
+    for (int k = 0; k < kAuxOfTile<E, T>; k++, at.Advance()) {
+      const uint32_t full = barriers + (turn % T::kConsumers * T::kAuxTiles + at.stage) * 8;
+      WaitForPhase(empty + at.stage * 8, at.parity ^ 1);
+      ArriveExpecting(full, T::kAuxNbytes);
+#pragma unroll
+      for (int box = 0; box < T::kBuffers; box++)
+        LoadBox<false>(memory + at.stage * T::kAuxNbytes + box * T::kTileM * 128, &layout.map_aux,
+                       full, origin.col + (k * T::kBuffers + box) * kColumns, origin.row, 0);
+    }
+  }
+}
+
+// A consumer's way through the auxiliary tiles. Each consumer has barriers of its own, so that none
+// waits for the phase after the next.
+template <class E, class T>
+class AuxTiles {
+ public:
+  __device__ __forceinline__ AuxTiles(unsigned char* memory, uint32_t barriers)
+      : memory_(memory),
+        full_(barriers + threadIdx.x / 128 * T::kAuxTiles * 8),
+        empty_(barriers + T::kConsumers * T::kAuxTiles * 8) {}
+
+  // The next one, once it is there.
+  __device__ __forceinline__ unsigned char* Wait() {
+    WaitForPhase(full_ + at_.stage * 8, parities_ >> at_.stage & 1);
+    parities_ ^= 1u << at_.stage;
+    return memory_ + at_.stage * T::kAuxNbytes;
+  }
+  // Goes on from it, after all threads of the consumer are done with it.
+  __device__ __forceinline__ void Release() {
+    if (threadIdx.x % 128 == 0) Arrive(empty_ + at_.stage * 8);
+    at_.Advance();
+  }
+  // Goes past those of a tile of the other consumer.
+  __device__ __forceinline__ void Skip() { at_.Advance(kAuxOfTile<E, T>); }
+
+ private:
+  unsigned char* const memory_;
+  const uint32_t full_, empty_;
+  RingPosition<(T::kAuxTiles > 0 ? T::kAuxTiles : 1)> at_;
+  uint32_t parities_ = 0;  // by place, of this consumer's next wait
+};
 
 // ---- consumers ----
 
@@ -537,14 +624,18 @@ class Boxes {
 
   // `buffers` are those of this warp, with a barrier for each: its side is there.
   __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
-                                   unsigned char* buffers, uint32_t barriers)
-      : params_(params), layout_(layout), buffers_(buffers), barriers_(barriers) {}
+                                   unsigned char* buffers, uint32_t barriers,
+                                   const AuxTiles<E, T>& aux)
+      : params_(params), layout_(layout), buffers_(buffers), barriers_(barriers), aux_(aux) {}
 
   // Goes on to a tile, and asks for as much of its side as there are buffers.
   __device__ __forceinline__ void Begin(const TileOrigin& origin, const CUtensorMap* map_side) {
     origin_ = origin;
     origin_.row += threadIdx.x % 128 / 32 * 16;
-    if constexpr (kGradientSums) AskForColumns();
+    if constexpr (kGradientSums) {
+      ReadBits(0);
+      if (!kStagesSide && params_.side) PrefetchSide();
+    }
     if (!SideIsStaged()) return;
     if (threadIdx.x % 32 == 0) {
       WaitForStoresReads();
@@ -552,6 +643,11 @@ class Boxes {
       for (int index = 0; index < min(kCount, T::kBuffers); index++) Load(map_side, index);
     }
     __syncwarp();
+  }
+
+  // Goes past a tile that the other consumer stores.
+  __device__ __forceinline__ void Skip() {
+    if constexpr (kGradientSums) aux_.Skip();
   }
 
   // Reads the side of box `index`, and asks for that of the box that takes its buffer.
@@ -703,64 +799,39 @@ class Boxes {
     if (index + 1 < kCount) ReadBits(index + 1);
   }
 
-  // Stores the sums over the columns of those boxes that are in the buffers, from `first` on. A
-  // thread goes down the columns of 16 bytes, by four rows while the next are on their way; lanes
-  // that have other rows of the same columns add their sums. Rows that C has not are zeros.
-  __device__ __forceinline__ void StoreSums(int first) const {
-    constexpr int kColumns = 16 / (int)sizeof(E), kChunks = T::kStagingN / 8;
-    constexpr int kRows = T::kRows * kChunks / 128, kAtOnce = 4;  // of a thread
-    static_assert(kRows % kAtOnce == 0 && T::kSumsRows == kRows * 32 / kChunks, "rows of a warp");
-    using Chunk = Vec<E, kColumns>;
-    const int chunk = threadIdx.x % kChunks, part = threadIdx.x % 128 / kChunks;
-    const int col = origin_.col + first * kBlocks * 8 + chunk * kColumns;
-    const int row = FirstRow() + part * kRows;
-    const int count = col < params_.n ? min(kRows, params_.m - row) : 0;
-    const E* from = (const E*)layout_.x + (int64_t)row * params_.n + col;
-    Chunk x[kAtOnce], next[kAtOnce];
-    const auto read = [&](int k, Chunk(&to)[kAtOnce]) {
+  // Stores the sums over the columns of those boxes that are in the buffers, from `first` on, by x
+  // in the next auxiliary tile. Rows that C has not are zeros. Of float32, deviations of x are
+  // added; 16 bits of x are rounded by more than that saves, so that the mean's part leaves their
+  // sum.
+  __device__ __forceinline__ void StoreSums(int first) {
+    constexpr bool kDeviations = sizeof(E) == 4;
+    const int col0 = origin_.col + first * kOfBox, col = col0 + OwnChunk() * kWidth;
+    const int own_col = col0 + (int)threadIdx.x % 128;
+    const float own_mean = !kDeviations && threadIdx.x % 128 < kStaged && own_col < params_.n
+                               ? layout_.mean[own_col]
+                               : 0.f;
+    alignas(16) float mean[kWidth] = {};
 #pragma unroll
-      for (int e = 0; e < kAtOnce; e++, from += params_.n)
-        to[e] = k + e < count ? Read<kColumns>(from) : Chunk{};
-    };
-    read(0, x);
-    alignas(16) float mean[kColumns] = {};
-#pragma unroll
-    for (int c = 0; c < kColumns; c += 4)
-      if (count > 0) *(float4*)(mean + c) = *(const float4*)(layout_.mean + col + c);
+    for (int c = 0; c < kWidth; c += 4)
+      if (kDeviations && col < params_.n)
+        *(float4*)(mean + c) = *(const float4*)(layout_.mean + col + c);
+    unsigned char* const aux = aux_.Wait();
+    const unsigned char* const xs = aux + OwnChunk() / 8 * T::kTileM * 128;
     SyncConsumer();
-    float2 sums[kColumns] = {};
-#pragma unroll 1
-    for (int k = 0; k < kRows; k += kAtOnce) {
-      read(k + kAtOnce, next);
-      const int of_tile = part * kRows + k;
-      const unsigned char* const rows = buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes +
-                                        (chunk / 8 * kRowGroups + of_tile / 64) * kNbytes +
-                                        of_tile % 64 / 16 * kWarpNbytes + of_tile % 16 * 128;
-      const int place = (chunk ^ of_tile) % 8;
+    float2 sums[kWidth] = {};
+    GoDown([&](int row, int e, const unsigned char* staged) {
+      const Chunk dy = Read<kWidth>((const E*)staged);
+      const Chunk x = Read<kWidth>((const E*)(xs + row * 128 + PlaceOfChunk(e)));
 #pragma unroll
-      for (int e = 0; e < kAtOnce; e++) {
-        const Chunk dy = Read<kColumns>((const E*)(rows + e * 128 + (place ^ e) * 16));
-#pragma unroll
-        for (int c = 0; c < kColumns; c++)
-          sums[c].x = fmaf(dy[c], x[e][c] - mean[c], sums[c].x), sums[c].y += dy[c];
-        x[e] = next[e];
-      }
-    }
-#pragma unroll
-    for (int c = 0; c < kColumns; c++) {
-#pragma unroll
-      for (int distance = kChunks; distance < 32; distance *= 2) {
-        sums[c].x += __shfl_xor_sync(0xffffffffu, sums[c].x, distance);
-        sums[c].y += __shfl_xor_sync(0xffffffffu, sums[c].y, distance);
-      }
-    }
-    if (count > 0 && threadIdx.x % 32 < kChunks) {
-      float4* const to = (float4*)(layout_.sums + (int64_t)(row / T::kSumsRows) * params_.n + col);
-#pragma unroll
-      for (int c = 0; c < kColumns; c += 2)
-        to[c / 2] = make_float4(sums[c].x, sums[c].y, sums[c + 1].x, sums[c + 1].y);
-    }
-    SyncConsumer();  // before others write to the buffers
+      for (int c = 0; c < kWidth; c++)
+        sums[c].x = fmaf(dy[c], kDeviations ? x[c] - mean[c] : x[c], sums[c].x), sums[c].y += dy[c];
+    });
+    float2 sum = AddParts(sums, aux);
+    sum.x = fmaf(-own_mean, sum.y, sum.x);
+    if (FirstRow() < params_.m) StoreOfGroup(layout_.sums, first, sum);
+    LetBulkFollow();
+    SyncConsumer();  // before others write to either memory
+    aux_.Release();
   }
 
  private:
@@ -787,6 +858,66 @@ class Boxes {
     const unsigned char* first_;
     int row_, chunk_;
   };
+  // Of what is staged, a thread goes down a part of the rows in the columns of one chunk.
+  static constexpr int kOfBox = kBlocks * 8, kStaged = T::template kStagedN<E>;  // columns
+  static constexpr int kWidth = 16 / (int)sizeof(E), kChunks = kStaged / kWidth;
+  static constexpr int kParts = 128 / kChunks, kPartRows = T::kRows / kParts;
+  using Chunk = Vec<E, kWidth>;
+  static __device__ __forceinline__ int OwnChunk() { return (int)threadIdx.x % kChunks; }
+  static __device__ __forceinline__ int OwnPart() { return (int)threadIdx.x % 128 / kChunks; }
+  // Where this thread's chunk is in row e of eight.
+  static __device__ __forceinline__ int PlaceOfChunk(int e) {
+    return e * 128 + (OwnChunk() % 8 ^ e) * 16;
+  }
+  // The buffers of the consumer's warps.
+  __device__ __forceinline__ unsigned char* Buffers() const {
+    return buffers_ - threadIdx.x % 128 / 32 * kWarpNbytes;
+  }
+  // The eight rows from `row` on, in the box of this thread's chunk.
+  __device__ __forceinline__ const unsigned char* StagedRows(int row) const {
+    return Buffers() + (OwnChunk() / 8 * kRowGroups + row / 64) * kNbytes +
+           row % 64 / 16 * kWarpNbytes + row % 16 * 128;
+  }
+  // Calls f with eight rows of this thread's by the first one, a number, and its chunk there.
+  template <class F>
+  __device__ __forceinline__ void GoDown(F&& f) const {
+    static_assert(kPartRows % 8 == 0, "rows of the swizzle");
+#pragma unroll 1
+    for (int row = OwnPart() * kPartRows; row < (OwnPart() + 1) * kPartRows; row += 8) {
+      const unsigned char* const rows = StagedRows(row);
+#pragma unroll
+      for (int e = 0; e < 8; e++) f(row, e, rows + PlaceOfChunk(e));
+    }
+  }
+  // The sums over all parts of the column of a thread's number, by way of memory that all have
+  // read.
+  static __device__ __forceinline__ float2 AddParts(const float2 (&sums)[kWidth],
+                                                    unsigned char* memory) {
+    float* const first = (float*)memory;  // (kParts, kStaged)
+    float* const second = first + kParts * kStaged;
+    SyncConsumer();
+#pragma unroll
+    for (int c = 0; c < kWidth; c += 4) {
+      const int at = OwnPart() * kStaged + OwnChunk() * kWidth + c;
+      *(float4*)(first + at) = make_float4(sums[c].x, sums[c + 1].x, sums[c + 2].x, sums[c + 3].x);
+      *(float4*)(second + at) = make_float4(sums[c].y, sums[c + 1].y, sums[c + 2].y, sums[c + 3].y);
+    }
+    SyncConsumer();
+    const int column = (int)threadIdx.x % 128;
+    float2 sum = {};
+#pragma unroll
+    for (int part = 0; column < kStaged && part < kParts; part++)
+      sum.x += first[part * kStaged + column], sum.y += second[part * kStaged + column];
+    return sum;
+  }
+  // Stores what a thread has of the column of its number, of those from box `first` on, as that of
+  // the consumer's rows.
+  __device__ __forceinline__ void StoreOfGroup(float2* to, int first, float2 value) const {
+    const int column = (int)threadIdx.x % 128, col = origin_.col + first * kOfBox + column;
+    if (column < kStaged && col < params_.n)
+      to[(int64_t)(FirstRow() / T::kRows) * params_.n + col] = value;
+  }
+
   // Where box `index` is staged, once that may be overwritten.
   __device__ __forceinline__ unsigned char* NextBuffer(int index) {
     const int buffer = SideIsStaged() ? index : next_;
@@ -847,18 +978,13 @@ class Boxes {
     }
   }
 
-  // Reads the bits of the first box, and lets the others, x, and a side that is not staged come
-  // into the L2 cache.
-  __device__ __forceinline__ void AskForColumns() {
+  // Lets a side that is not staged come into the L2 cache.
+  __device__ __forceinline__ void PrefetchSide() const {
     constexpr int kOfBox = kBlocks * 8, kLines = T::kTileN / kOfBox;  // columns of 128 bytes
-    ReadBits(0);
-    const bool side = !kStagesSide && params_.side;
     for (int k = threadIdx.x % 128; k < T::kRows * kLines; k += 128) {
       const int row = FirstRow() + k / kLines, col = origin_.col + k % kLines * kOfBox;
-      if (row >= params_.m || col >= params_.n) continue;
-      const int64_t at = (int64_t)row * params_.n + col;
-      PrefetchToL2((const E*)layout_.x + at);
-      if (side) PrefetchToL2((const E*)params_.side + at);
+      if (row < params_.m && col < params_.n)
+        PrefetchToL2((const E*)params_.side + (int64_t)row * params_.n + col);
     }
   }
 
@@ -914,6 +1040,7 @@ class Boxes {
   const typename Source::Layout& layout_;
   unsigned char* const buffers_;
   const uint32_t barriers_;
+  AuxTiles<E, T> aux_;
   TileOrigin origin_;
   RingPosition<(kCount < T::kBuffers ? kCount : T::kBuffers)> loaded_;
   int next_ = 0;
@@ -1256,22 +1383,16 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
   }
 }
 
-// Of so few splits the first gets the sums of the others, of more each makes a slice.
-constexpr int kMostOwned = 4;
-// True where the cluster that makes the segment stores its tile from registers.
-__device__ __forceinline__ bool IsInBoxes(const Params& params, const Segment& segment) {
-  return params.in_boxes && segment.split == 0 && segment.splits <= kMostOwned;
-}
-
 // Those of a warp of the consumers.
 template <class E, class T, class Source>
 __device__ __forceinline__ Boxes<E, T, Source> BoxesOf(const Params& params,
                                                        const typename Source::Layout& layout,
-                                                       unsigned char* shared, uint32_t empty,
+                                                       unsigned char* shared, uint32_t barriers,
                                                        int warp) {
   return Boxes<E, T, Source>(params, layout,
                              shared + T::kStages * T::kStageNbytes + warp * (T::kStagingNbytes / 4),
-                             empty + (T::kStages + warp * T::kBuffers) * 8);
+                             barriers + (T::kBoxBarriersAt + warp * T::kBuffers) * 8,
+                             {shared + T::kAuxAt, barriers + T::kAuxBarriersAt * 8});
 }
 
 template <class E, class T, class Source, bool kExact>
@@ -1293,8 +1414,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   // Under ping-pong a consumer waits for its turn: it may not be two phases of a stage ahead.
   constexpr int kTurn = 1 + T::kConsumers;
   if (T::kPingPong && consumer == 1) ArriveThreads(kTurn, 256);
-  Boxes<R, T, Source> boxes =
-      BoxesOf<R, T, Source>(params, layout, shared, empty, threadIdx.x / 32);
+  Boxes<R, T, Source> boxes = BoxesOf<R, T, Source>(params, layout, shared, full, threadIdx.x / 32);
   Accumulators<T> d;
   RowSums<E, T, Source> sums(params, memory);
   Pair<R> bias[T::kBlocks];
@@ -1306,12 +1426,13 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     segment = next;
     more = segments.Next(next);
     const int count = segment.end - segment.begin;
+    const bool in_boxes = IsInBoxes(params, segment);
     if (T::kPingPong && turn % 2 != consumer) {
       at.Advance(count);
+      if (in_boxes) boxes.Skip();
       continue;
     }
     const TileOrigin origin = origin_of(segment);
-    const bool in_boxes = IsInBoxes(params, segment);
     if (in_boxes) {
       boxes.Begin(origin, map_other);
       if (Source::kOfColumns == OfColumns::kNothing && params.bias)
@@ -1355,8 +1476,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     const __grid_constant__ CUtensorMap map_c, const __grid_constant__ CUtensorMap map_other,
     const Params params, const __grid_constant__ typename Source::Layout layout) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int kBoxBarriers = T::kWarps * T::kBuffers;
-  __shared__ __align__(8) uint64_t barriers[2 * T::kStages + kBoxBarriers];
+  __shared__ __align__(8) uint64_t barriers[T::kBarriers];
   unsigned char* shared = DynamicShared<unsigned char>();
   shared += -SharedAddress(shared) & (T::kAlignment - 1);
   const uint32_t full = SharedAddress(barriers), empty = full + 8 * T::kStages;
@@ -1365,7 +1485,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
       InitBarrier(full + stage * 8, 1);
       InitBarrier(empty + stage * 8, (T::kPingPong ? 1 : T::kConsumers) * T::kCluster);
     }
-    for (int k = 0; k < kBoxBarriers; k++) InitBarrier(empty + (T::kStages + k) * 8, 1);
+    for (int k = T::kBoxBarriersAt; k < T::kBarriers; k++) InitBarrier(full + k * 8, 1);
     PublishBarriers();
   }
   if constexpr (RowSums<E, T, Source>::kMade) {
@@ -1391,6 +1511,10 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
       if (warp == 0 && lane == 0) produce(std::true_type(), std::false_type());
       if (warp == 1 && lane == 0) produce(std::false_type(), std::true_type());
     }
+    if constexpr (Source::kOfColumns == OfColumns::kGradientSums)
+      if (warp == 2 && lane == 0)
+        ProduceAux<E, T>(params, layout, SharedAddress(shared) + T::kAuxAt,
+                         full + T::kAuxBarriersAt * 8);
   } else {
     RaiseRegisters<232>();
     Consume<E, T, Source, kExact>(&map_c, &map_other, params, layout, shared, full, empty);
