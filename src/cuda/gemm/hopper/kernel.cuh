@@ -11,12 +11,14 @@
 // epilogue of its own rows; their side comes by TMA while the tile is multiplied. Functions are
 // those of fast_functions.cuh.
 //
-// Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, where B has K in
-// another order (MultiplyPanelsAcross). C is row-major and overlaps nothing but its side, each
-// element of which is read before that of C is stored. Large shapes are limited by the tensor
+// Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, and is read into
+// registers then (MultiplyPanelsAcross). B of float32 that lies along N takes the place of A, and
+// tiles are those of C's transpose. C is row-major and overlaps nothing but its side, each element
+// of which is read before that of C is stored. Large shapes are limited by the tensor
 // cores' power, K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"
+#include "cuda/gemm/hopper/fragments.cuh"
 #include "cuda/instructions/hopper.cuh"
 #include "cuda/instructions/ring.cuh"
 #include "cuda/pointwise/vector.cuh"
@@ -169,6 +171,10 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 // at most. With two producers, one copies A and one B. This one reads matrices, or batches of them;
 // those of convolutions are in conv/channels_last/sources.cuh.
 
+// Where wgmma reads A: in shared memory, or in registers where it is of float32 and lies along M;
+// kRegistersOfColumns where the rows of A are the columns of C.
+enum class ReadsA { kShared, kRegisters, kRegistersOfColumns };
+
 // What a source has made of the columns of C as it is stored, in boxes; then there is no bias.
 enum class OfColumns {
   kNothing,
@@ -196,11 +202,14 @@ __device__ __forceinline__ void LoadPanel(uint32_t to, const CUtensorMap* map, u
   }
 }
 
-template <class E, class T, bool kAlongM_, bool kAlongN_>
+template <class E, class T, bool kAlongM_, bool kAlongN_, bool kTransposed_ = false>
 class Matrices {
  public:
   struct Layout {};
   static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
+  static constexpr ReadsA kReadsA = sizeof(E) == 2 || !kAlongM ? ReadsA::kShared
+                                    : kTransposed_             ? ReadsA::kRegistersOfColumns
+                                                               : ReadsA::kRegisters;
   static constexpr bool kSumsA = kAlongM_ && sizeof(E) == 2;  // where asked to
   static constexpr OfColumns kOfColumns = OfColumns::kNothing;
   static constexpr bool kFloatResult = sizeof(E) == 4;
@@ -361,90 +370,6 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, Sums& sums, i
   release(previous);
 }
 
-// The place in memory of B's element k where A of float32 lies along M: of every eight, those of
-// even k come first.
-__host__ __device__ constexpr int PlaceAcross(int k) { return k / 8 * 8 + k % 2 * 4 + k % 8 / 2; }
-
-// What a thread multiplies at once of a panel of A along M, by blocks of 64 rows and eights of K: a
-// panel where registers allow it, or half of one.
-template <class T>
-constexpr int kEights = T::kTileN <= 64 ? 4 : 2;
-template <class T>
-using Fragments = uint32_t[T::kWarpgroupM][kEights<T>][4];
-
-// The elements of a row and of K from `t` twice on lie in banks of their own, for t from 0 to 3 and
-// eight rows: so wgmma's t is K's 2 t here, and its t + 4 is 2 t + 1.
-template <class T>
-__device__ __forceinline__ void ReadFragments(Fragments<T>& a, const unsigned char* panel,
-                                              int first_row, int first_eight) {
-  constexpr int kRowsOfBox = 32, kBox = kRowsOfBox * 128;  // (K, rows), swizzled
-  const int thread = threadIdx.x % 128;
-  const int row0 = first_row + thread / 32 * 16 + thread % 32 / 4;
-#pragma unroll
-  for (int i = 0; i < T::kWarpgroupM; i++) {
-#pragma unroll
-    for (int part = 0; part < 4; part++) {
-      const int row = row0 + i * 64 + part % 2 * 8, k = thread % 4 * 2 + part / 2;
-      const int quad = row % kRowsOfBox / 4 ^ k;
-      const unsigned char* from =
-          panel + row / kRowsOfBox * kBox + k * 128 + quad * 16 + row % 4 * 4;
-#pragma unroll
-      for (int q = 0; q < kEights<T>; q++)
-        a[i][q][part] = *(const uint32_t*)(from + (first_eight + q) * 1024);
-    }
-  }
-}
-
-// As MultiplyPanels, of float32 with A along M, which wgmma takes from registers alone; they are
-// read while those before are multiplied. B lies along K in the order of PlaceAcross.
-template <class T, class Release, class Issued>
-__device__ __forceinline__ void MultiplyPanelsAcross(Accumulators<T>& d, int count,
-                                                     const unsigned char* shared, uint32_t full,
-                                                     int first_row, RingPosition<T::kStages>& at,
-                                                     Release&& release, Issued&& issued) {
-  Fragments<T> even, odd;
-  int previous = 0;
-  const auto multiply = [&](Fragments<T>& a, int panel, auto first_eight) {
-    constexpr int kFirst = decltype(first_eight)::value;
-    const unsigned char* stage = shared + at.stage * T::kStageNbytes;
-    const uint32_t b = SharedAddress(stage) + T::kPanelA;
-    if (kFirst == 0) WaitForPhase(full + at.stage * 8, at.parity);
-    ReadFragments<T>(a, stage, first_row, kFirst);
-    BeginProducts();
-#pragma unroll
-    for (int q = 0; q < kEights<T>; q++) {
-      const uint64_t of_b = Descriptor(b + (kFirst + q) * 32, 16, 1024);
-#pragma unroll
-      for (int i = 0; i < T::kWarpgroupM; i++)
-        MultiplyAdd<float, false>(d[i], a[i][q], of_b, panel + kFirst + q > 0);
-    }
-    CloseProducts();
-    WaitForProducts<1>();
-    if (kFirst == 0 && panel > 0) release(previous);
-    if (kFirst + kEights<T> < 4) return;
-    previous = at.stage;
-    at.Advance();
-  };
-  constexpr std::integral_constant<int, 0> kBegin;
-  // ptxas has to see that no registers are written whose products may be under way.
-  if constexpr (kEights<T> == 2) {
-    for (int panel = 0; panel < count; panel++) {
-      multiply(even, panel, kBegin);
-      multiply(odd, panel, std::integral_constant<int, 2>());
-    }
-  } else {
-    int panel = 0;
-    for (; panel + 1 < count; panel += 2) {
-      multiply(even, panel, kBegin);
-      multiply(odd, panel + 1, kBegin);
-    }
-    if (panel < count) multiply(even, panel, kBegin);
-  }
-  issued();
-  WaitForProducts<0>();
-  release(previous);
-}
-
 // The same as MultiplyPanels, more exactly: tensor cores cut off what an addition does not hold, so
 // that their error grows with K. A few panels' sums at a time are added by ordinary, rounded
 // additions.
@@ -473,6 +398,32 @@ __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, Sum
 }
 
 // ---- the epilogue ----
+
+template <class Source>
+constexpr bool kTransposed = Source::kReadsA == ReadsA::kRegistersOfColumns;
+
+// Which of four accumulators is element e of a pair, two of C that lie side by side.
+template <class Source>
+__host__ __device__ constexpr int OfPair(int half, int e) {
+  return kTransposed<Source> ? half + 2 * e : 2 * half + e;
+}
+
+// The first of a pair of elements of C.
+struct PlaceInC {
+  int row, col;
+};
+// That of pair `half` of the accumulators [i][j] of a thread of a consumer, whose part of a tile
+// begins at `origin`.
+template <class Source>
+__device__ __forceinline__ PlaceInC PlaceOfPair(const TileOrigin& origin, int thread, int i, int j,
+                                            int half) {
+  const int lane = thread % 32, of_blocks = j * 8 + lane % 4 * 2;
+  if constexpr (kTransposed<Source>)
+    return {origin.col + of_blocks + half, origin.row + i * 64 + RowAcross(thread)};
+  const int row = Source::kReadsA == ReadsA::kRegisters ? RowAcross(thread) + half
+                                                        : thread / 32 * 16 + lane / 4 + half * 8;
+  return {origin.row + i * 64 + row, origin.col + of_blocks};
+}
 
 template <int kCode>
 using Code = std::integral_constant<int, kCode>;
@@ -518,7 +469,8 @@ __device__ __forceinline__ void WritePair(E* to, bool aligned, int valid, const 
 // Each warp makes the epilogue of its own rows, in boxes of 128 bytes of 16 rows: `side` comes into
 // the warp's buffers by TMA while the tile is multiplied, and results leave them by TMA where they
 // are of 16 bits or their columns are asked about. Float32 has fewer buffers than boxes, so that
-// where both are asked for, `side` comes by way of the L2 cache instead.
+// where both are asked for, `side` comes by way of the L2 cache instead; so it does where A is in
+// registers, whose rows have another order.
 constexpr int kRowsOfBox = 16;
 struct PairOfBoth {
   uint32_t c, other;
@@ -532,7 +484,8 @@ class Boxes {
   using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
   static constexpr bool kGradientSums = Source::kOfColumns == OfColumns::kGradientSums;
   static constexpr bool kStages = sizeof(E) == 2 || Source::kOfColumns != OfColumns::kNothing;
-  static constexpr bool kStagesSide = sizeof(E) == 2 || !kStages;
+  static constexpr bool kStagesSide =
+      sizeof(E) == 2 || (!kStages && Source::kReadsA == ReadsA::kShared);
 
   // `buffers` are those of this warp, with a barrier for each: its side is there.
   __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
@@ -541,9 +494,11 @@ class Boxes {
 
   // Goes on to a tile, and asks for as much of its side as there are buffers.
   __device__ __forceinline__ void Begin(const TileOrigin& origin, const CUtensorMap* map_side) {
-    origin_ = origin;
-    origin_.row += threadIdx.x % 128 / 32 * 16;
+    origin_ = of_warp_ = origin;
+    of_warp_.row += threadIdx.x % 128 / 32 * 16;
     if constexpr (kGradientSums) AskForColumns();
+    if constexpr (Source::kReadsA != ReadsA::kShared)
+      if (params_.side) AskForSide();
     if (!SideIsStaged()) return;
     if (threadIdx.x % 32 == 0) {
       WaitForStoresReads();
@@ -570,22 +525,14 @@ class Boxes {
   // next buffer.
   __device__ __forceinline__ void Store(const Pairs& x, const CUtensorMap* map, void* array,
                                         int index) {
-    const int l = threadIdx.x % 32, col = origin_.col + index * kBlocks * 8;
     if constexpr (kStages) {
       unsigned char* const to = NextBuffer(index);
       Stage(x, to);
       StoreStaged(to, map, index);
     } else {
-      const int col0 = col + l % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < 2 * kRowGroups; i++) {
-        const int row = origin_.row + l / 4 + i / 2 * 64 + i % 2 * 8;
-        if (row >= params_.m) continue;
-        E* to = (E*)array + Source::RowOf(params_, layout_, row, origin_.z) * params_.n + col0;
-#pragma unroll
-        for (int j = 0; j < kBlocks; j++)
-          if (col0 + j * 8 < params_.n) *(Pair<E>*)(to + j * 8) = x[i / 2][j][i % 2];
-      }
+      ForPlaces(index, [&](int i, int j, int half, int64_t at) {
+        *(Pair<E>*)((E*)array + at) = x[i][j][half];
+      });
     }
   }
 
@@ -802,7 +749,7 @@ class Boxes {
     const int col = origin_.col + index * kBlocks * 8;
 #pragma unroll
     for (int i = 0; i < kRowGroups; i++)
-      Source::Store(layout_, map, SharedAddress(staged) + i * kNbytes, origin_.row + i * 64, col,
+      Source::Store(layout_, map, SharedAddress(staged) + i * kNbytes, of_warp_.row + i * 64, col,
                     origin_.z);
     CloseStores();
   }
@@ -827,7 +774,7 @@ class Boxes {
   }
   // The first row of the consumer's part of the tile.
   __device__ __forceinline__ int FirstRow() const {
-    return origin_.row - (int)threadIdx.x % 128 / 32 * 16;
+    return origin_.row;
   }
   static __device__ __forceinline__ void SyncConsumer() {
     SyncThreads(1 + (int)threadIdx.x / 128, 128);
@@ -839,7 +786,7 @@ class Boxes {
     const int col = origin_.col + index * kBlocks * 8;
 #pragma unroll
     for (int k = 0; k < kBits; k++) {
-      const int row = origin_.row + threadIdx.x % 32 / 4 + k / 2 * 64 + k % 2 * 8;
+      const int row = of_warp_.row + threadIdx.x % 32 / 4 + k / 2 * 64 + k % 2 * 8;
       bits_[k] = row < params_.m && col < params_.n
                      ? *(const Bits*)(layout_.bits + ((int64_t)row * params_.n + col) / 8)
                      : 0;
@@ -861,19 +808,26 @@ class Boxes {
     }
   }
 
+  // Lets a side that is not staged come into the L2 cache.
+  __device__ __forceinline__ void AskForSide() const {
+    constexpr int kRows = kTransposed<Source> ? T::kTileN : T::kRows;
+    constexpr int kCols = kTransposed<Source> ? T::kRows : T::kTileN, kOfLine = 128 / sizeof(E);
+    constexpr int kLines = kCols / kOfLine;  // of a row
+    const int row0 = kTransposed<Source> ? origin_.col : origin_.row;
+    const int col0 = kTransposed<Source> ? origin_.row : origin_.col;
+    for (int k = threadIdx.x % 128; k < kRows * kLines; k += 128) {
+      const int row = row0 + k / kLines, col = col0 + k % kLines * kOfLine;
+      if (row < params_.m && col < params_.n)
+        PrefetchToL2((const E*)params_.side +
+                     Source::RowOf(params_, layout_, row, origin_.z) * params_.n + col);
+    }
+  }
+
   // The side of box `index` where it is not staged.
   __device__ __forceinline__ void ReadSideOfColumns(int index, Pairs& side) const {
-    const int l = threadIdx.x % 32, col = origin_.col + index * kBlocks * 8 + l % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < 2 * kRowGroups; i++) {
-      const int row = origin_.row + l / 4 + i / 2 * 64 + i % 2 * 8;
-      const E* const from = (const E*)params_.side + (int64_t)row * params_.n + col;
-#pragma unroll
-      for (int j = 0; j < kBlocks; j++)
-        side[i / 2][j][i % 2] = row < params_.m && col + j * 8 < params_.n
-                                    ? *(const Pair<E>*)(from + j * 8)
-                                    : Pair<E>{};
-    }
+    ForPlaces(index, [&](int i, int j, int half, int64_t at) {
+      side[i][j][half] = *(const Pair<E>*)((const E*)params_.side + at);
+    });
   }
 
   __device__ __forceinline__ bool SideIsStaged() const { return kStagesSide && params_.side; }
@@ -888,7 +842,7 @@ class Boxes {
 #pragma unroll
     for (int i = 0; i < kRowGroups; i++)
       LoadBox<false>(SharedAddress(BufferOf(buffer)) + i * kNbytes, map_side, barrier, col,
-                     origin_.row + i * 64, origin_.z);
+                     of_warp_.row + i * 64, origin_.z);
   }
   // Where a pair of accumulators is in a buffer.
   static __device__ __forceinline__ int PlaceOf(int i, int j, int half) {
@@ -909,11 +863,42 @@ class Boxes {
     }
   }
 
+  // Calls f with each pair of box `index` that C has, and where it is in an array of C's shape.
+  template <class F>
+  __device__ __forceinline__ void ForPlaces(int index, F&& f) const {
+    const PlaceInC first = PlaceOfPair<Source>(origin_, threadIdx.x % 128, 0, index * kBlocks, 0);
+    const auto at = [&](int row) {
+      return Source::RowOf(params_, layout_, row, origin_.z) * params_.n + first.col;
+    };
+    if constexpr (kTransposed<Source>) {
+#pragma unroll
+      for (int k = 0; k < 2 * kBlocks; k++) {
+        const int row = first.row + k / 2 * 8 + k % 2;
+        if (row >= params_.m) continue;
+        const int64_t of_row = at(row);
+#pragma unroll
+        for (int i = 0; i < kRowGroups; i++)
+          if (first.col + i * 64 < params_.n) f(i, k / 2, k % 2, of_row + i * 64);
+      }
+    } else {
+      constexpr int kBelow = Source::kReadsA == ReadsA::kShared ? 8 : 1;
+#pragma unroll
+      for (int k = 0; k < 2 * kRowGroups; k++) {
+        const int row = first.row + k / 2 * 64 + k % 2 * kBelow;
+        if (row >= params_.m) continue;
+        const int64_t of_row = at(row);
+#pragma unroll
+        for (int j = 0; j < kBlocks; j++)
+          if (first.col + j * 8 < params_.n) f(k / 2, j, k % 2, of_row + j * 8);
+      }
+    }
+  }
+
   const Params& params_;
   const typename Source::Layout& layout_;
   unsigned char* const buffers_;
   const uint32_t barriers_;
-  TileOrigin origin_;
+  TileOrigin origin_, of_warp_;  // of the consumer's part, and of the warp's 16 rows
   RingPosition<(kCount < T::kBuffers ? kCount : T::kBuffers)> loaded_;
   int next_ = 0;
   using Bits = std::conditional_t<sizeof(E) == 2, uint64_t, uint32_t>;  // of a row of a box
@@ -965,21 +950,26 @@ __device__ __forceinline__ void WithFunction(const Params& params, F&& f) {
   }
 }
 
-// The bias of a tile's columns, in pairs as a thread holds a row of accumulators.
-template <class E, class T>
-__device__ __forceinline__ void ReadBias(Pair<E> (&bias)[T::kBlocks], const Params& params,
-                                         int col) {
-  col += threadIdx.x % 4 * 2;
+// The bias of a tile's columns, in pairs as a thread holds a row of accumulators, or a column.
+template <class T, class Source>
+constexpr int kBiasPairs = kTransposed<Source> ? T::kWarpgroupM : T::kBlocks;
+template <class E, class T, class Source>
+__device__ __forceinline__ void ReadBias(Pair<E> (&bias)[kBiasPairs<T, Source>],
+                                         const Params& params, const TileOrigin& origin) {
+  constexpr int kStep = kTransposed<Source> ? 64 : 8;
+  const int col = PlaceOfPair<Source>(origin, threadIdx.x % 128, 0, 0, 0).col;
 #pragma unroll
-  for (int j = 0; j < T::kBlocks; j++)
-    if (col + j * 8 < params.n) bias[j] = *(const Pair<E>*)((const E*)params.bias + col + j * 8);
+  for (int k = 0; k < kBiasPairs<T, Source>; k++)
+    if (col + k * kStep < params.n)
+      bias[k] = *(const Pair<E>*)((const E*)params.bias + col + k * kStep);
 }
 
 // Stores a consumer's part of a tile with its epilogue. The loop over boxes is rolled where there
 // is a function, so that there is code for two; accumulators move down to the registers that it
 // reads.
 template <class E, class T, class Source, bool kSide, bool kBefore, bool kRolled, class F>
-__device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
+__device__ __forceinline__ void StoreBoxes(Accumulators<T>& d,
+                                           Pair<E> (&bias)[kBiasPairs<T, Source>],
                                            Boxes<E, T, Source>& boxes, const Params& params,
                                            const CUtensorMap* map_c, const CUtensorMap* map_other,
                                            F&& function) {
@@ -996,16 +986,18 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
 #pragma unroll
           for (int j = 0; j < kBlocks; j++) {
             float (&v)[4] = d[i][box * kBlocks + j];
-            const float even = ElementOf<0, E>(bias[box * kBlocks + j]);
-            const float odd = ElementOf<1, E>(bias[box * kBlocks + j]);
-            v[0] += even, v[1] += odd, v[2] += even, v[3] += odd;
+            const Pair<E>& added = bias[kTransposed<Source> ? i : box * kBlocks + j];
+            const float even = ElementOf<0, E>(added), odd = ElementOf<1, E>(added);
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+              v[OfPair<Source>(half, 0)] += even, v[OfPair<Source>(half, 1)] += odd;
           }
         }
       }
       const auto pair_of = [&](int i, int j, int half, const Pair<E>& side, auto&& f) {
         const float (&v)[4] = d[i][box * kBlocks + j];
-        return RoundedPair<E>(f(ElementOf<0, E>(side), v[2 * half]),
-                              f(ElementOf<1, E>(side), v[2 * half + 1]));
+        return RoundedPair<E>(f(ElementOf<0, E>(side), v[OfPair<Source>(half, 0)]),
+                              f(ElementOf<1, E>(side), v[OfPair<Source>(half, 1)]));
       };
       if constexpr (kInPieces) {
         if constexpr (kBefore && kHasSlope<F> && T::kBuffers >= 2)
@@ -1056,7 +1048,7 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
     }
 #pragma unroll
     for (int j = 0; j + kAtOnce * kBlocks < T::kBlocks; j++) {
-      bias[j] = bias[j + kAtOnce * kBlocks];
+      if constexpr (!kTransposed<Source>) bias[j] = bias[j + kAtOnce * kBlocks];
 #pragma unroll
       for (int i = 0; i < T::kWarpgroupM; i++) {
 #pragma unroll
@@ -1067,7 +1059,8 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
 }
 
 template <class E, class T, class Source>
-__device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
+__device__ __forceinline__ void StoreTile(Accumulators<T>& d,
+                                          Pair<E> (&bias)[kBiasPairs<T, Source>],
                                           Boxes<E, T, Source>& boxes, const Params& params,
                                           const CUtensorMap* map_c, const CUtensorMap* map_other) {
   constexpr bool kHasGradients = sizeof(E) == 4 || Boxes<E, T, Source>::kCount <= T::kBuffers;
@@ -1154,7 +1147,7 @@ __device__ __forceinline__ void AddPartials(Accumulators<T>& d, const Params& pa
 
 // Waits for all splits of a tile, adds one of as many slices of them, and stores it; whole tiles
 // come here as well where rows allow no wide access.
-template <class E, class T, bool kHasEpilogue>
+template <class E, class T, class Source>
 __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& segment,
                                            const TileOrigin& origin, uint32_t rank, int part,
                                            int consumer) {
@@ -1187,12 +1180,14 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
       const int q = item / 128;
 #pragma unroll 1
       for (int half = 0; half < 2; half++) {
-        const int row =
-            origin.row + q / T::kBlocks * 64 + item % 128 / 32 * 16 + item % 32 / 4 + half * 8;
-        const int col = origin.col + q % T::kBlocks * 8 + item % 4 * 2, valid = params.n - col;
+        const auto [row, col] =
+            PlaceOfPair<Source>(origin, item % 128, q / T::kBlocks, q % T::kBlocks, half);
+        const int valid = params.n - col;
         if (valid <= 0 || row >= params.m) continue;
         const int64_t at = ((int64_t)origin.z * params.m + row) * params.n + col;
-        float x = half ? sum.z : sum.x, y = half ? sum.w : sum.y;
+        const float left = kTransposed<Source> ? sum.y : sum.z;
+        const float right = kTransposed<Source> ? sum.z : sum.y;
+        float x = half ? left : sum.x, y = half ? sum.w : right;
         if (params.bias) {
           const Pair<E> bias = ReadPair((const E*)params.bias + col, params.aligned, valid);
           x += ElementOf<0, E>(bias), y += ElementOf<1, E>(bias);
@@ -1203,7 +1198,7 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
         if (params.before && !params.slope) write(params.before, x, y);
         Pair<E> side = {};
         if (params.side) side = ReadPair((const E*)params.side + at, params.aligned, valid);
-        if constexpr (kHasEpilogue)
+        if constexpr (Source::kHasEpilogue)
           WithFunction(params, [&](auto&& function, auto) {
             if constexpr (kHasSlope<decltype(function)>)
               if (params.slope)
@@ -1257,7 +1252,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
       BoxesOf<R, T, Source>(params, layout, shared, empty, threadIdx.x / 32);
   Accumulators<T> d;
   RowSums<E, T, Source> sums(params, memory);
-  Pair<R> bias[T::kBlocks];
+  Pair<R> bias[kBiasPairs<T, Source>];
   RingPosition<T::kStages> at;
   Segments<T> segments(params);
   Segment segment, next;
@@ -1275,7 +1270,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     if (in_boxes) {
       boxes.Begin(origin, map_other);
       if (Source::kOfColumns == OfColumns::kNothing && params.bias)
-        ReadBias<R, T>(bias, params, origin.col);
+        ReadBias<R, T, Source>(bias, params, origin);
     }
     sums.Begin(segment, origin.col);
     if (T::kPingPong) SyncThreads(kTurn + consumer, 256);
@@ -1284,7 +1279,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     };
     if constexpr (kExact)
       MultiplyPanelsExactly<E, T>(d, sums, count, memory, full, first_row, at, release);
-    else if constexpr (sizeof(E) == 4 && Source::kAlongM)
+    else if constexpr (Source::kReadsA != ReadsA::kShared)
       MultiplyPanelsAcross<T>(d, count, shared, full, first_row, at, release, issued);
     else
       MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, sums, count, memory, full,
@@ -1297,7 +1292,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     }
     WritePartial<T>(d, params, segment, rank, part, consumer);
     if (segment.splits == 1)
-      StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin, rank, part, consumer);
+      StoreSlice<R, T, Source>(params, segment, origin, rank, part, consumer);
   }
   WaitForStores();
   // A cluster has written its splits before it waits for others': the first split of a tile is the
@@ -1306,8 +1301,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   for (int turn = 0; again.Next(segment) && segment.tile < params.split_tiles; turn++) {
     const bool is_own = !T::kPingPong || turn % 2 == consumer;
     if (is_own && segment.splits > 1 && !(params.in_boxes && segment.splits <= kMostOwned))
-      StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin_of(segment), rank, part,
-                                             consumer);
+      StoreSlice<R, T, Source>(params, segment, origin_of(segment), rank, part, consumer);
   }
 }
 

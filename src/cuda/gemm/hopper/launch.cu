@@ -24,7 +24,9 @@ Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
   const double epilogue_us = plain ? 0 : simple ? cost.simple_us : cost.fast_us;
   const TileTime time{cost.tile_m,   cost.tile_n,  cost.cluster, index == kPingPong,
                       cost.panel_us, cost.tile_us, epilogue_us};
-  return Estimated(time, {gemm.m, gemm.n, PanelsOf(gemm), gemm.batch}, multiprocessors, index);
+  const bool of_columns = gemm.dtype == DL_FLOAT32 && RolesOf(gemm).b_across;
+  const int64_t rows = of_columns ? gemm.n : gemm.m, cols = of_columns ? gemm.m : gemm.n;
+  return Estimated(time, {rows, cols, PanelsOf(gemm), gemm.batch}, multiprocessors, index);
 }
 
 // True where the tiling has room in shared memory for the side of a tile, which float32 needs not.
@@ -84,21 +86,22 @@ void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int 
 }
 
 double HopperEstimateUs(const HopperGemm& gemm) {
-  const auto pack_us = [&](const void* data, int64_t rows, bool across) {
+  const auto pack_us = [&](bool packs, int64_t rows) {
     const double nbytes = (double)rows * gemm.k * gemm.batch * DtypeNbytes(gemm.dtype);
-    if (!IsPacked(gemm, data, across, across ? rows : gemm.k)) return 0.;
-    return kPackUs + nbytes * (gemm.split ? 3 : 2) / kPackNbytesUs;
+    return packs ? kPackUs + nbytes * (gemm.split ? 3 : 2) / kPackNbytesUs : 0.;
   };
-  return kLaunchUs + BestConfig(gemm, -1).us + pack_us(gemm.a, gemm.m, gemm.trans_a) +
-         pack_us(gemm.b, gemm.n, !gemm.trans_b);
+  const Roles roles = RolesOf(gemm);
+  return kLaunchUs + BestConfig(gemm, -1).us + pack_us(roles.packs_a, gemm.m) +
+         pack_us(roles.packs_b, gemm.n);
 }
 
 bool HopperMakesSums(const HopperGemm& gemm) {
   const bool summed = gemm.sums && gemm.m > 0 && gemm.n > 0 && gemm.k > 0 && gemm.batch == 1;
-  if (gemm.dtype != DL_FLOAT32)
-    return summed && gemm.sums_of_a && gemm.trans_a && !IsPacked(gemm, gemm.a, true, gemm.m);
-  return summed && (gemm.sums_of_a ? IsTransposed(gemm, gemm.a, gemm.trans_a, gemm.m)
-                                   : IsTransposed(gemm, gemm.b, !gemm.trans_b, gemm.n));
+  if (!summed) return false;
+  const Roles roles = RolesOf(gemm);
+  if (gemm.dtype != DL_FLOAT32) return gemm.sums_of_a && roles.a_across;
+  return gemm.sums_of_a ? roles.packs_a && IsTransposed(gemm, gemm.a, gemm.trans_a, gemm.m)
+                        : roles.packs_b && IsTransposed(gemm, gemm.b, !gemm.trans_b, gemm.n);
 }
 
 bool HopperStoresBoth(const HopperGemm& gemm) {

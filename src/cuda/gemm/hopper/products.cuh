@@ -159,11 +159,28 @@ struct Operand {
 
 inline int64_t RoundUp(int64_t x, int64_t unit) { return CeilDiv(x, unit) * unit; }
 
-// True where the operand has to be packed: TMA reads rows at multiples of 16 bytes, wgmma reads
-// tf32 along K.
-inline bool IsPacked(const HopperGemm& gemm, const void* data, bool across, int64_t inner) {
-  const int64_t nbytes = inner * DtypeNbytes(gemm.dtype);
-  return gemm.split || !Aligned16(data) || nbytes % 16 || (gemm.dtype == DL_FLOAT32 && across);
+// Which operands are packed, along K, and which are read as they lie along M or N.
+struct Roles {
+  bool packs_a, packs_b, a_across, b_across;
+};
+
+// TMA reads rows at multiples of 16 bytes. Of float32, one operand may lie across, which is read
+// into registers: where both do, the smaller one is packed, or that which leaves its sums on the
+// way, if these are worth it.
+inline Roles RolesOf(const HopperGemm& gemm) {
+  const auto readable = [&](const void* data, int64_t inner) {
+    return !gemm.split && Aligned16(data) && inner * DtypeNbytes(gemm.dtype) % 16 == 0;
+  };
+  bool packs_a = !readable(gemm.a, gemm.trans_a ? gemm.m : gemm.k);
+  bool packs_b = !readable(gemm.b, gemm.trans_b ? gemm.k : gemm.n);
+  const bool a_across = gemm.trans_a, b_across = !gemm.trans_b;
+  if (gemm.dtype == DL_FLOAT32 && a_across && b_across && !packs_a && !packs_b) {
+    // A copy is read and written, an operand summed by itself read.
+    const int64_t of_a = gemm.m * (gemm.sums && !gemm.sums_of_a ? 3 : 2);
+    const int64_t of_b = gemm.n * (gemm.sums && gemm.sums_of_a ? 3 : 2);
+    (of_a <= of_b ? packs_a : packs_b) = true;
+  }
+  return {packs_a, packs_b, a_across && !packs_a, b_across && !packs_b};
 }
 
 // True where TransposeKernel packs it.
@@ -184,10 +201,10 @@ template <class E>
 class OperandOf {
  public:
   OperandOf(const char* op, const HopperGemm& gemm, const void* data, int64_t rows, bool across,
-            float* sums, DLStream stream) {
+            bool packs, float* sums, DLStream stream) {
     const int64_t inner = across ? rows : gemm.k, k = gemm.k;
     operand_ = {data, rows, k, inner, gemm.batch, across};
-    if (!IsPacked(gemm, data, across, inner)) return;
+    if (!packs) return;
     const int64_t pitch = PackedPitch(gemm), parts = gemm.split ? 2 : 1;
     packed_.emplace(gemm.ctx, parts * gemm.batch * rows * pitch * (int64_t)sizeof(E), stream);
     operand_ = {packed_->data(), rows, k, pitch, parts * gemm.batch, false};
@@ -249,7 +266,8 @@ inline int MostSplits(const Config& config, int64_t panels) {
   return (int)CeilDiv(panels - 1, config.split_tiles * panels / config.workers) + 1;
 }
 
-template <class E, class T, bool kAlongM, bool kAlongN, bool kExact = false>
+// `a` and `b` as the kernel has them, which are op(B) and op(A) for tiles of C's transpose.
+template <class E, class T, class Source, bool kExact = false>
 void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
                 const Config& config, DLStream stream) {
   Params params = {};
@@ -264,7 +282,7 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
   params.aligned = IsAligned(gemm), params.in_boxes = IsInBoxes(gemm);
   std::optional<Scratch> parts;  // of the sums of A
   const int64_t count = CeilDiv(gemm.n, T::kTileN) * MostSplits(config, PanelsOf(gemm));
-  const bool sums = sizeof(E) == 2 && kAlongM && T::kMakesSums && HopperMakesSums(gemm);
+  const bool sums = Source::kSumsA && T::kMakesSums && HopperMakesSums(gemm);
   if (sums) {
     parts.emplace(gemm.ctx, count * gemm.m * (int64_t)sizeof(float), stream);
     params.sums = parts->floats(), params.sum_parts = MostSplits(config, PanelsOf(gemm));
@@ -278,8 +296,7 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
   const Maps maps{MapOf<E>(op, a, T::kTileM), MapOf<E>(op, b, T::kTileN / T::kCluster),
                   map_of_boxes(sizeof(E) == 2 ? gemm.c : nullptr),
                   map_of_boxes(gemm.before ? gemm.before : gemm.side)};
-  LaunchTiles<E, T, Matrices<E, T, kAlongM, kAlongN>, kExact>(op, gemm.ctx, config, maps, params,
-                                                              {}, stream);
+  LaunchTiles<E, T, Source, kExact>(op, gemm.ctx, config, maps, params, {}, stream);
   if (sums) SumAxis(op, gemm.ctx, parts->floats(), 1, count, gemm.m, 1.f, gemm.sums, stream);
 }
 
@@ -289,17 +306,20 @@ void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, cons
   using T = std::tuple_element_t<kTiling, Tilings>;
   constexpr TilingCost kCost = kCosts[kTiling];
   if (config.index != kTiling) return;
-  if constexpr (sizeof(E) == 4) {
-    if constexpr (kCost.exact)
-      if (gemm.split) return LaunchGemm<E, T, false, false, true>(op, gemm, a, b, config, stream);
-    if constexpr (kCost.plain) LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
-  } else if constexpr (kCost.plain) {
-    if (a.across)
-      b.across ? LaunchGemm<E, T, true, true>(op, gemm, a, b, config, stream)
-               : LaunchGemm<E, T, true, false>(op, gemm, a, b, config, stream);
-    else
-      b.across ? LaunchGemm<E, T, false, true>(op, gemm, a, b, config, stream)
-               : LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
+  using AlongK = Matrices<E, T, false, false>;
+  if constexpr (sizeof(E) == 4 && kCost.exact)
+    if (gemm.split) return LaunchGemm<E, T, AlongK, true>(op, gemm, a, b, config, stream);
+  if constexpr (kCost.plain) {
+    using AAcross = Matrices<E, T, true, false>;
+    if (!a.across && !b.across) return LaunchGemm<E, T, AlongK>(op, gemm, a, b, config, stream);
+    if (!b.across) return LaunchGemm<E, T, AAcross>(op, gemm, a, b, config, stream);
+    if constexpr (sizeof(E) == 4) {
+      LaunchGemm<E, T, Matrices<E, T, true, false, true>>(op, gemm, b, a, config, stream);
+    } else {
+      if (!a.across)
+        return LaunchGemm<E, T, Matrices<E, T, false, true>>(op, gemm, a, b, config, stream);
+      LaunchGemm<E, T, Matrices<E, T, true, true>>(op, gemm, a, b, config, stream);
+    }
   }
 }
 
@@ -313,10 +333,11 @@ void LaunchBest(const char* op, const HopperGemm& gemm, const Operand& a, const 
 template <class E>
 void RunOf(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
   float* const sums = HopperMakesSums(gemm) ? gemm.sums : nullptr;
-  const OperandOf<E> a(op, gemm, gemm.a, gemm.m, gemm.trans_a, gemm.sums_of_a ? sums : nullptr,
-                       stream);
-  const OperandOf<E> b(op, gemm, gemm.b, gemm.n, !gemm.trans_b, gemm.sums_of_a ? nullptr : sums,
-                       stream);
+  const Roles roles = RolesOf(gemm);
+  const OperandOf<E> a(op, gemm, gemm.a, gemm.m, gemm.trans_a, roles.packs_a,
+                       gemm.sums_of_a ? sums : nullptr, stream);
+  const OperandOf<E> b(op, gemm, gemm.b, gemm.n, !gemm.trans_b, roles.packs_b,
+                       gemm.sums_of_a ? nullptr : sums, stream);
   LaunchBest<E>(op, gemm, a.get(), b.get(), BestConfig(gemm, tiling), stream,
                 std::make_index_sequence<kHopperTilings>());
 }
