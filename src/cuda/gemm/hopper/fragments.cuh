@@ -47,21 +47,37 @@ __device__ __forceinline__ void ReadFragments(Fragments<T>& a, const unsigned ch
 }
 
 // Adds the products of `count` panels, first into zeros; fragments are read while those before are
-// multiplied. `release` and `issued` are those of MultiplyPanels.
-template <class T, class Release, class Issued>
+// multiplied. `sums`, `release` and `issued` are those of MultiplyPanels; where sums may be made, A
+// is not rounded yet.
+template <class T, class Sums, class Release, class Issued>
 __device__ __forceinline__ void MultiplyPanelsAcross(float (&d)[T::kWarpgroupM][T::kBlocks][4],
-                                                     int count, const unsigned char* shared,
+                                                     Sums& sums, int count,
+                                                     const unsigned char* shared,
                                                      uint32_t full, int first_row,
                                                      RingPosition<T::kStages>& at,
                                                      Release&& release, Issued&& issued) {
   Fragments<T> even, odd;
   int previous = 0;
+  bool takes = false;  // the panel, for the sums
   const auto multiply = [&](Fragments<T>& a, int panel, auto first_eight) {
     constexpr int kFirst = decltype(first_eight)::value;
     const unsigned char* stage = shared + at.stage * T::kStageNbytes;
     const uint32_t b = SharedAddress(stage) + T::kPanelA;
     if (kFirst == 0) WaitForPhase(full + at.stage * 8, at.parity);
     ReadFragments<T>(a, stage, first_row, kFirst);
+    if constexpr (Sums::kMade) {
+      if (kFirst == 0) takes = sums.TakesNext();
+      if (takes) {
+#pragma unroll
+        for (int q = 0; q < T::kWarpgroupM * kEights<T>; q++)
+          sums.Add(q / kEights<T>, a[q / kEights<T>][q % kEights<T>]);
+      }
+#pragma unroll
+      for (int q = 0; q < T::kWarpgroupM * kEights<T> * 4; q++) {
+        uint32_t& x = a[q / 4 / kEights<T>][q / 4 % kEights<T>][q % 4];
+        x = __float_as_uint(RoundedToTf32(__uint_as_float(x)));
+      }
+    }
     BeginProducts();
 #pragma unroll
     for (int q = 0; q < kEights<T>; q++) {

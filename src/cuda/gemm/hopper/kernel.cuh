@@ -175,6 +175,18 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 // kRegistersOfColumns where the rows of A are the columns of C.
 enum class ReadsA { kShared, kRegisters, kRegistersOfColumns };
 
+// True where tiles are those of C's transpose.
+template <class Source>
+constexpr bool kTransposed = Source::kReadsA == ReadsA::kRegistersOfColumns;
+// The row of a consumer's 64 that a thread's accumulators are of, and how far below it the other.
+template <class Source>
+constexpr int kBelow = Source::kReadsA == ReadsA::kShared ? 8 : 1;
+template <class Source>
+__device__ __forceinline__ int RowOfThread(int thread) {
+  return Source::kReadsA == ReadsA::kShared ? thread / 32 * 16 + thread % 32 / 4
+                                            : RowAcross(thread);
+}
+
 // What a source has made of the columns of C as it is stored, in boxes; then there is no bias.
 enum class OfColumns {
   kNothing,
@@ -210,7 +222,7 @@ class Matrices {
   static constexpr ReadsA kReadsA = sizeof(E) == 2 || !kAlongM ? ReadsA::kShared
                                     : kTransposed_             ? ReadsA::kRegistersOfColumns
                                                                : ReadsA::kRegisters;
-  static constexpr bool kSumsA = kAlongM_ && sizeof(E) == 2;  // where asked to
+  static constexpr bool kSumsA = kAlongM_;  // where asked to
   static constexpr OfColumns kOfColumns = OfColumns::kNothing;
   static constexpr bool kFloatResult = sizeof(E) == 4;
   static constexpr int kProducers = 1;
@@ -277,15 +289,17 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
 template <class T>
 using Accumulators = float[T::kWarpgroupM][T::kBlocks][4];
 
-// The sums over K of a consumer's rows of A, as products with ones. The tiles of C that read the
-// same rows take their panels in turn, so that all are equally long.
+// The sums over K of a consumer's rows of A, as products with ones, or of fragments in float32. The
+// tiles of C that read the same rows take their panels in turn, so that all are equally long.
 template <class E, class T, class Source>
 class RowSums {
  public:
-  static constexpr bool kMade = Source::kSumsA && T::kMakesSums;
+  static constexpr bool kOfFragments = Source::kReadsA != ReadsA::kShared;
+  static constexpr bool kMade = Source::kSumsA && (kOfFragments || T::kMakesSums);
+  static constexpr bool kByProducts = kMade && !kOfFragments;
 
   __device__ __forceinline__ RowSums(const Params& params, uint32_t memory) : params_(params) {
-    if (kMade) ones_ = Descriptor(memory + T::kOnesAt, 16, 1024);
+    if (kByProducts) ones_ = Descriptor(memory + T::kOnesAt, 16, 1024);
   }
   __device__ __forceinline__ void Begin(const Segment& segment, int col) {
     if (!kMade) return;
@@ -302,21 +316,37 @@ class RowSums {
     return true;
   }
   __device__ __forceinline__ void Add(int i, uint64_t of_a) {
-    if constexpr (kMade) MultiplyAdd<E, Source::kAlongM, false>(d_[i], of_a, ones_, true);
+    if constexpr (kByProducts) MultiplyAdd<E, Source::kAlongM, false>(d_[i], of_a, ones_, true);
+  }
+  __device__ __forceinline__ void Add(int i, const uint32_t (&of_a)[4]) {
+    if constexpr (kMade) {
+      d_[i][0][0] += __uint_as_float(of_a[0]) + __uint_as_float(of_a[2]);
+      d_[i][0][2] += __uint_as_float(of_a[1]) + __uint_as_float(of_a[3]);
+    }
   }
   // Stores the part of a segment; the last split of a tile clears the parts that it does not have.
-  __device__ __forceinline__ void Store(const Segment& segment, int first_row) const {
-    if (!kMade || !params_.sums || threadIdx.x % 4) return;
+  __device__ __forceinline__ void Store(const Segment& segment, int first_row) {
+    if (!kMade || !params_.sums) return;
+    if constexpr (kOfFragments) {
+#pragma unroll
+      for (int q = 0; q < 2 * T::kWarpgroupM; q++) {
+        float& sum = d_[q / 2][0][q % 2 * 2];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      }
+    }
+    if (threadIdx.x % 4) return;
     const int end = segment.split + 1 < segment.splits ? segment.split + 1 : params_.sum_parts;
-    const int row0 = first_row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int row0 = first_row + RowOfThread<Source>(threadIdx.x % 128);
+    const int rows = kTransposed<Source> ? params_.n : params_.m;
 #pragma unroll 1
     for (int part = segment.split; part < end; part++) {
       float* const to =
-          params_.sums + ((int64_t)col_tile_ * params_.sum_parts + part) * params_.m + row0;
+          params_.sums + ((int64_t)col_tile_ * params_.sum_parts + part) * rows + row0;
 #pragma unroll
       for (int i = 0; i < 2 * T::kWarpgroupM; i++) {
-        const int row = i / 2 * 64 + i % 2 * 8;
-        if (row0 + row < params_.m) to[row] = part == segment.split ? d_[i / 2][0][i % 2 * 2] : 0.f;
+        const int row = i / 2 * 64 + i % 2 * kBelow<Source>;
+        if (row0 + row < rows) to[row] = part == segment.split ? d_[i / 2][0][i % 2 * 2] : 0.f;
       }
     }
   }
@@ -355,7 +385,7 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, Sums& sums, i
       for (int i = 0; i < T::kWarpgroupM; i++)
         MultiplyAdd<E, kAlongM, kAlongN>(d[i], of_a(i, k), of_b, panel + k > 0);
     }
-    if (Sums::kMade && sums.TakesNext()) {
+    if (Sums::kByProducts && sums.TakesNext()) {
       BeginProducts();
 #pragma unroll
       for (int q = 0; q < 4 * T::kWarpgroupM; q++) sums.Add(q / 4, of_a(q / 4, q % 4));
@@ -399,9 +429,6 @@ __device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, Sum
 
 // ---- the epilogue ----
 
-template <class Source>
-constexpr bool kTransposed = Source::kReadsA == ReadsA::kRegistersOfColumns;
-
 // Which of four accumulators is element e of a pair, two of C that lie side by side.
 template <class Source>
 __host__ __device__ constexpr int OfPair(int half, int e) {
@@ -417,12 +444,10 @@ struct PlaceInC {
 template <class Source>
 __device__ __forceinline__ PlaceInC PlaceOfPair(const TileOrigin& origin, int thread, int i, int j,
                                             int half) {
-  const int lane = thread % 32, of_blocks = j * 8 + lane % 4 * 2;
-  if constexpr (kTransposed<Source>)
-    return {origin.col + of_blocks + half, origin.row + i * 64 + RowAcross(thread)};
-  const int row = Source::kReadsA == ReadsA::kRegisters ? RowAcross(thread) + half
-                                                        : thread / 32 * 16 + lane / 4 + half * 8;
-  return {origin.row + i * 64 + row, origin.col + of_blocks};
+  const int of_blocks = j * 8 + thread % 4 * 2;
+  const int row = origin.row + i * 64 + RowOfThread<Source>(thread);
+  if constexpr (kTransposed<Source>) return {origin.col + of_blocks + half, row};
+  return {row + half * kBelow<Source>, origin.col + of_blocks};
 }
 
 template <int kCode>
@@ -881,10 +906,9 @@ class Boxes {
           if (first.col + i * 64 < params_.n) f(i, k / 2, k % 2, of_row + i * 64);
       }
     } else {
-      constexpr int kBelow = Source::kReadsA == ReadsA::kShared ? 8 : 1;
 #pragma unroll
       for (int k = 0; k < 2 * kRowGroups; k++) {
-        const int row = first.row + k / 2 * 64 + k % 2 * kBelow;
+        const int row = first.row + k / 2 * 64 + k % 2 * kBelow<Source>;
         if (row >= params_.m) continue;
         const int64_t of_row = at(row);
 #pragma unroll
@@ -1280,7 +1304,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     if constexpr (kExact)
       MultiplyPanelsExactly<E, T>(d, sums, count, memory, full, first_row, at, release);
     else if constexpr (Source::kReadsA != ReadsA::kShared)
-      MultiplyPanelsAcross<T>(d, count, shared, full, first_row, at, release, issued);
+      MultiplyPanelsAcross<T>(d, sums, count, shared, full, first_row, at, release, issued);
     else
       MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, sums, count, memory, full,
                                                              first_row, at, release, issued);
@@ -1324,7 +1348,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     for (int k = 0; k < kBoxBarriers; k++) InitBarrier(empty + (T::kStages + k) * 8, 1);
     PublishBarriers();
   }
-  if constexpr (RowSums<E, T, Source>::kMade) {
+  if constexpr (RowSums<E, T, Source>::kByProducts) {
     if (threadIdx.x < T::kOnesNbytes / 4)
       ((uint32_t*)(shared + T::kOnesAt))[threadIdx.x] = Packed<E>(1.f, 1.f);
     LetBulkFollow();

@@ -100,6 +100,7 @@ bool HopperMakesSums(const HopperGemm& gemm) {
   if (!summed) return false;
   const Roles roles = RolesOf(gemm);
   if (gemm.dtype != DL_FLOAT32) return gemm.sums_of_a && roles.a_across;
+  if (gemm.sums_of_a ? roles.a_across : roles.b_across) return true;
   return gemm.sums_of_a ? roles.packs_a && IsTransposed(gemm, gemm.a, gemm.trans_a, gemm.m)
                         : roles.packs_b && IsTransposed(gemm, gemm.b, !gemm.trans_b, gemm.n);
 }

@@ -165,8 +165,7 @@ struct Roles {
 };
 
 // TMA reads rows at multiples of 16 bytes. Of float32, one operand may lie across, which is read
-// into registers: where both do, the smaller one is packed, or that which leaves its sums on the
-// way, if these are worth it.
+// into registers: where both do, the smaller one is packed.
 inline Roles RolesOf(const HopperGemm& gemm) {
   const auto readable = [&](const void* data, int64_t inner) {
     return !gemm.split && Aligned16(data) && inner * DtypeNbytes(gemm.dtype) % 16 == 0;
@@ -174,13 +173,17 @@ inline Roles RolesOf(const HopperGemm& gemm) {
   bool packs_a = !readable(gemm.a, gemm.trans_a ? gemm.m : gemm.k);
   bool packs_b = !readable(gemm.b, gemm.trans_b ? gemm.k : gemm.n);
   const bool a_across = gemm.trans_a, b_across = !gemm.trans_b;
-  if (gemm.dtype == DL_FLOAT32 && a_across && b_across && !packs_a && !packs_b) {
-    // A copy is read and written, an operand summed by itself read.
-    const int64_t of_a = gemm.m * (gemm.sums && !gemm.sums_of_a ? 3 : 2);
-    const int64_t of_b = gemm.n * (gemm.sums && gemm.sums_of_a ? 3 : 2);
-    (of_a <= of_b ? packs_a : packs_b) = true;
-  }
+  if (gemm.dtype == DL_FLOAT32 && a_across && b_across && !packs_a && !packs_b)
+    (gemm.m < gemm.n ? packs_a : packs_b) = true;
   return {packs_a, packs_b, a_across && !packs_a, b_across && !packs_b};
+}
+
+// True where the product sums an operand in its kernel: of 16 bits an A that lies along M, of
+// float32 what is read into registers.
+inline bool SumsAsItMultiplies(const HopperGemm& gemm) {
+  const Roles roles = RolesOf(gemm);
+  const bool either = gemm.dtype == DL_FLOAT32 && !gemm.sums_of_a && roles.b_across;
+  return HopperMakesSums(gemm) && ((gemm.sums_of_a && roles.a_across) || either);
 }
 
 // True where TransposeKernel packs it.
@@ -246,16 +249,11 @@ class OperandOf {
 // ---- tensor maps ----
 
 template <class E>
-CUtensorMap MapOf(const char* op, const void* data, int64_t inner, int64_t outer, int64_t pitch,
-                  int64_t batch, int box_outer) {
-  return BoxMap(op, kDtype<E>, data, inner, outer, pitch, batch, box_outer);
-}
-
-template <class E>
-CUtensorMap MapOf(const char* op, const Operand& x, int box_rows) {
+CUtensorMap MapOf(const char* op, const Operand& x, int box_rows, bool rounds = true) {
   constexpr int kTileK = 128 / sizeof(E);
-  if (x.across) return MapOf<E>(op, x.data, x.rows, x.k, x.pitch, x.batch, kTileK);
-  return MapOf<E>(op, x.data, x.k, x.rows, x.pitch, x.batch, box_rows);
+  const int64_t inner = x.across ? x.rows : x.k, outer = x.across ? x.k : x.rows;
+  return BoxMap(op, kDtype<E>, x.data, inner, outer, x.pitch, x.batch,
+                x.across ? kTileK : box_rows, rounds);
 }
 
 // ---- launches ----
@@ -281,10 +279,11 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
       gemm.activation == 4 || gemm.gradient == 2 ? fast::Gate::Silu() : fast::Gate::GeluTanh();
   params.aligned = IsAligned(gemm), params.in_boxes = IsInBoxes(gemm);
   std::optional<Scratch> parts;  // of the sums of A
-  const int64_t count = CeilDiv(gemm.n, T::kTileN) * MostSplits(config, PanelsOf(gemm));
-  const bool sums = Source::kSumsA && T::kMakesSums && HopperMakesSums(gemm);
+  const int64_t cols = kTransposed<Source> ? gemm.m : gemm.n;
+  const int64_t count = CeilDiv(cols, T::kTileN) * MostSplits(config, PanelsOf(gemm));
+  const bool sums = RowSums<E, T, Source>::kMade && SumsAsItMultiplies(gemm);
   if (sums) {
-    parts.emplace(gemm.ctx, count * gemm.m * (int64_t)sizeof(float), stream);
+    parts.emplace(gemm.ctx, count * a.rows * (int64_t)sizeof(float), stream);
     params.sums = parts->floats(), params.sum_parts = MostSplits(config, PanelsOf(gemm));
   }
   const auto map_of_boxes = [&](const void* data) {
@@ -293,11 +292,12 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
                         /*rounds=*/false)
                : CUtensorMap{};
   };
-  const Maps maps{MapOf<E>(op, a, T::kTileM), MapOf<E>(op, b, T::kTileN / T::kCluster),
+  constexpr bool kRounds = !RowSums<E, T, Source>::kMade;  // else A is rounded in registers
+  const Maps maps{MapOf<E>(op, a, T::kTileM, kRounds), MapOf<E>(op, b, T::kTileN / T::kCluster),
                   map_of_boxes(sizeof(E) == 2 ? gemm.c : nullptr),
                   map_of_boxes(gemm.before ? gemm.before : gemm.side)};
   LaunchTiles<E, T, Source, kExact>(op, gemm.ctx, config, maps, params, {}, stream);
-  if (sums) SumAxis(op, gemm.ctx, parts->floats(), 1, count, gemm.m, 1.f, gemm.sums, stream);
+  if (sums) SumAxis(op, gemm.ctx, parts->floats(), 1, count, a.rows, 1.f, gemm.sums, stream);
 }
 
 template <class E, int kTiling>
@@ -332,7 +332,8 @@ void LaunchBest(const char* op, const HopperGemm& gemm, const Operand& a, const 
 // Runs a GEMM of E; `tiling` as RunHopperGemm has it.
 template <class E>
 void RunOf(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
-  float* const sums = HopperMakesSums(gemm) ? gemm.sums : nullptr;
+  float* const sums =
+      HopperMakesSums(gemm) && !SumsAsItMultiplies(gemm) ? gemm.sums : nullptr;
   const Roles roles = RolesOf(gemm);
   const OperandOf<E> a(op, gemm, gemm.a, gemm.m, gemm.trans_a, roles.packs_a,
                        gemm.sums_of_a ? sums : nullptr, stream);
