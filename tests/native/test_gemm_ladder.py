@@ -496,12 +496,16 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
         """
         shapes = ((300, 136, 72), (70, 264, 100), (40, 132, 900), (45, 67, 33))
         names = [name for name in self.algorithms() if name.startswith("hopper ")]
-        for name, shape, flags in itertools.product(names, shapes, TRANSPOSES):
+        served = 0
+        for shape, flags, name in sample.of(itertools.product(shapes, TRANSPOSES, names), 13):
             with self.subTest(name=name, shape=shape, transposed=flags):
                 try:
                     self.check_tf32(name, shape, flags)
-                except NotApplicableError:
+                except (NotApplicableError, DeviceError):
                     continue
+                served += 1
+        if not served:
+            self.skipTest("the GPU does not have the rung hopper")
 
     def check_tf32(self, name: str, shape: tuple[int, int, int], flags: tuple) -> None:
         m, n, k = shape

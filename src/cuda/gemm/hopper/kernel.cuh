@@ -87,6 +87,7 @@ struct Params {
   // may have splits; or null.
   float* sums;
   int sum_parts;
+  int lead;
 };
 
 // Where a cluster works: panels [begin, end) of a tile, as one of its splits, which is at `slot` in
@@ -1266,8 +1267,10 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     origin.row += first_row;
     return origin;
   };
+  int lead = consumer == 0 && !T::kPingPong ? params.lead : 0;
   const auto release = [&](int stage) {
     if (thread < T::kCluster) ArriveAt(empty + stage * 8, thread);
+    if (!T::kPingPong && lead > 0 && --lead == 0) ArriveThreads(1 + T::kConsumers, 256);
   };
   // Under ping-pong a consumer waits for its turn: it may not be two phases of a stage ahead.
   constexpr int kTurn = 1 + T::kConsumers;
@@ -1281,6 +1284,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   Segments<T> segments(params);
   Segment segment, next;
   bool more = segments.Next(next);
+  if (!T::kPingPong && consumer == 1 && params.lead > 0 && more)
+    SyncThreads(1 + T::kConsumers, 256);
   for (int turn = 0; more; turn++) {
     segment = next;
     more = segments.Next(next);
