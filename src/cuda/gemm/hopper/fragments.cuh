@@ -20,13 +20,29 @@ __host__ __device__ constexpr int RowAcross(int thread) {
 // What a thread multiplies at once of a panel of A along M, by blocks of 64 rows and eights of K: a
 // panel where registers allow it, or half of one.
 template <class T>
-constexpr int kEights = T::kTileN <= 64 ? 4 : 2;
+constexpr int kEights = T::kWarpgroupM == 1 || T::kTileN <= 64 ? 4 : 2;
 template <class T>
 using Fragments = uint32_t[T::kWarpgroupM][kEights<T>][4];
 
-template <class T>
+template <class T, bool kAlongM>
 __device__ __forceinline__ void ReadFragments(Fragments<T>& a, const unsigned char* panel,
                                               int first_row, int first_eight) {
+  if constexpr (!kAlongM) {
+    const int t = threadIdx.x % 128, r = t % 32 / 4;
+    const unsigned char* const rows = panel + (first_row + t / 32 * 16 + r) * 128;
+#pragma unroll
+    for (int i = 0; i < T::kWarpgroupM; i++) {
+#pragma unroll
+      for (int q = 0; q < kEights<T>; q++) {
+#pragma unroll
+        for (int part = 0; part < 4; part++)
+          a[i][q][part] = *(const uint32_t*)(rows + i * 64 * 128 + part % 2 * 1024 +
+                                             ((r * 16 + t % 4 * 4) ^
+                                              ((first_eight + q) * 32 + part / 2 * 16)));
+      }
+    }
+    return;
+  }
   constexpr int kRowsOfBox = 32, kBox = kRowsOfBox * 128;
   const int thread = threadIdx.x % 128, row = RowAcross(thread), k = thread % 4;
   const unsigned char* const from = panel + (first_row + row) / kRowsOfBox * kBox +
@@ -47,9 +63,9 @@ __device__ __forceinline__ void ReadFragments(Fragments<T>& a, const unsigned ch
 }
 
 // Adds the products of `count` panels, first into zeros; fragments are read while those before are
-// multiplied. `sums`, `release` and `issued` are those of MultiplyPanels; where sums may be made, A
+// multiplied. `sums`, `release` and `issued` are those of MultiplyPanels; where sums are wanted, A
 // is not rounded yet.
-template <class T, class Sums, class Release, class Issued>
+template <class T, bool kAlongM, class Sums, class Release, class Issued>
 __device__ __forceinline__ void MultiplyPanelsAcross(float (&d)[T::kWarpgroupM][T::kBlocks][4],
                                                      Sums& sums, int count,
                                                      const unsigned char* shared,
@@ -64,18 +80,16 @@ __device__ __forceinline__ void MultiplyPanelsAcross(float (&d)[T::kWarpgroupM][
     const unsigned char* stage = shared + at.stage * T::kStageNbytes;
     const uint32_t b = SharedAddress(stage) + T::kPanelA;
     if (kFirst == 0) WaitForPhase(full + at.stage * 8, at.parity);
-    ReadFragments<T>(a, stage, first_row, kFirst);
-    if constexpr (Sums::kMade) {
+    ReadFragments<T, kAlongM>(a, stage, first_row, kFirst);
+    if (Sums::kMade && sums.AreWanted()) {
       if (kFirst == 0) takes = sums.TakesNext();
-      if (takes) {
 #pragma unroll
-        for (int q = 0; q < T::kWarpgroupM * kEights<T>; q++)
-          sums.Add(q / kEights<T>, a[q / kEights<T>][q % kEights<T>]);
-      }
+      for (int q = 0; q < T::kWarpgroupM * kEights<T>; q++) {
+        uint32_t (&x)[4] = a[q / kEights<T>][q % kEights<T>];
+        if (takes) sums.Add(q / kEights<T>, x);
 #pragma unroll
-      for (int q = 0; q < T::kWarpgroupM * kEights<T> * 4; q++) {
-        uint32_t& x = a[q / 4 / kEights<T>][q / 4 % kEights<T>][q % 4];
-        x = __float_as_uint(RoundedToTf32(__uint_as_float(x)));
+        for (int e = 0; e < 4; e++)
+          x[e] = __float_as_uint(RoundedToTf32(__uint_as_float(x[e])));
       }
     }
     BeginProducts();

@@ -223,7 +223,11 @@ class Matrices {
   static constexpr ReadsA kReadsA = sizeof(E) == 2 || !kAlongM ? ReadsA::kShared
                                     : kTransposed_             ? ReadsA::kRegistersOfColumns
                                                                : ReadsA::kRegisters;
+#ifdef X_NOSUMS
+  static constexpr bool kSumsA = sizeof(E)==2 && kAlongM_;  // where asked to
+#else
   static constexpr bool kSumsA = kAlongM_;  // where asked to
+#endif
   static constexpr OfColumns kOfColumns = OfColumns::kNothing;
   static constexpr bool kFloatResult = sizeof(E) == 4;
   static constexpr int kProducers = 1;
@@ -310,6 +314,7 @@ class RowSums {
 #pragma unroll
     for (int q = 0; q < 4 * T::kWarpgroupM; q++) d_[q / 4][0][q % 4] = 0.f;
   }
+  __device__ __forceinline__ bool AreWanted() const { return params_.sums; }
   // True where the next panel falls to this tile.
   __device__ __forceinline__ bool TakesNext() {
     if (wait_-- > 0) return false;
@@ -1267,10 +1272,14 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     origin.row += first_row;
     return origin;
   };
+#ifdef X_LEAD
   int lead = consumer == 0 && !T::kPingPong ? params.lead : 0;
+#endif
   const auto release = [&](int stage) {
     if (thread < T::kCluster) ArriveAt(empty + stage * 8, thread);
+#ifdef X_LEAD
     if (!T::kPingPong && lead > 0 && --lead == 0) ArriveThreads(1 + T::kConsumers, 256);
+#endif
   };
   // Under ping-pong a consumer waits for its turn: it may not be two phases of a stage ahead.
   constexpr int kTurn = 1 + T::kConsumers;
@@ -1284,8 +1293,10 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   Segments<T> segments(params);
   Segment segment, next;
   bool more = segments.Next(next);
+#ifdef X_LEAD
   if (!T::kPingPong && consumer == 1 && params.lead > 0 && more)
     SyncThreads(1 + T::kConsumers, 256);
+#endif
   for (int turn = 0; more; turn++) {
     segment = next;
     more = segments.Next(next);
@@ -1308,8 +1319,12 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     };
     if constexpr (kExact)
       MultiplyPanelsExactly<E, T>(d, sums, count, memory, full, first_row, at, release);
+#ifdef X_RSK
+    else if constexpr (sizeof(E) == 4 && Source::kHasEpilogue && T::kWarpgroupM == 1 && !Source::kAlongM)
+      MultiplyPanelsAcross<T, false>(d, sums, count, shared, full, first_row, at, release, issued);
+#endif
     else if constexpr (Source::kReadsA != ReadsA::kShared)
-      MultiplyPanelsAcross<T>(d, sums, count, shared, full, first_row, at, release, issued);
+      MultiplyPanelsAcross<T, true>(d, sums, count, shared, full, first_row, at, release, issued);
     else
       MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, sums, count, memory, full,
                                                              first_row, at, release, issued);

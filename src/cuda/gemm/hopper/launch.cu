@@ -48,7 +48,10 @@ bool HasKernel(const HopperGemm& gemm, int tiling) {
   const bool narrow = gemm.dtype != DL_FLOAT32;
   if (narrow && HopperMakesSums(gemm) && !MakesSums(tiling, kAll)) return false;
   if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
-  return gemm.split ? kCosts[tiling].exact : kCosts[tiling].plain;
+  if (gemm.split) return kCosts[tiling].exact;
+  const Roles roles = RolesOf(gemm);
+  const bool in_registers = !narrow && (roles.a_across || roles.b_across);
+  return in_registers ? kCosts[tiling].across : kCosts[tiling].plain;
 }
 
 }  // namespace

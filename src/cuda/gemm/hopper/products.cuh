@@ -26,13 +26,14 @@ struct TilingCost {
   int tile_m, tile_n, cluster;
   double panel_us, tile_us, simple_us, fast_us;
   bool exact, plain;  // has a kernel of 3xtf32, and one of the rest
+  bool across;        // has one of float32 that is read into registers
 };
 constexpr int kPingPong = 1;
 constexpr TilingCost kCosts[kHopperTilings] = {
-    {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 4, false, true},
-    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 8, false, true},
-    {"128x128", 128, 128, 1, 0.37, 1.6, 0.4, 1.6, true, false},
-    {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true}};
+    {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 4, false, true, true},
+    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 8, false, true, false},
+    {"128x128", 128, 128, 1, 0.37, 1.6, 0.4, 1.6, true, false, true},
+    {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true, true}};
 
 inline bool IsAligned(const HopperGemm& gemm) {
   return gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.before) && Aligned16(gemm.bias) &&
@@ -292,8 +293,8 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
                         /*rounds=*/false)
                : CUtensorMap{};
   };
-  constexpr bool kRounds = !RowSums<E, T, Source>::kMade;  // else A is rounded in registers
-  const Maps maps{MapOf<E>(op, a, T::kTileM, kRounds), MapOf<E>(op, b, T::kTileN / T::kCluster),
+  const bool rounds = !sums;  // else A of float32 is rounded in registers
+  const Maps maps{MapOf<E>(op, a, T::kTileM, rounds), MapOf<E>(op, b, T::kTileN / T::kCluster),
                   map_of_boxes(sizeof(E) == 2 ? gemm.c : nullptr),
                   map_of_boxes(gemm.before ? gemm.before : gemm.side)};
   LaunchTiles<E, T, Source, kExact>(op, gemm.ctx, config, maps, params, {}, stream);
@@ -307,19 +308,24 @@ void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, cons
   constexpr TilingCost kCost = kCosts[kTiling];
   if (config.index != kTiling) return;
   using AlongK = Matrices<E, T, false, false>;
-  if constexpr (sizeof(E) == 4 && kCost.exact)
-    if (gemm.split) return LaunchGemm<E, T, AlongK, true>(op, gemm, a, b, config, stream);
-  if constexpr (kCost.plain) {
-    using AAcross = Matrices<E, T, true, false>;
-    if (!a.across && !b.across) return LaunchGemm<E, T, AlongK>(op, gemm, a, b, config, stream);
-    if (!b.across) return LaunchGemm<E, T, AAcross>(op, gemm, a, b, config, stream);
-    if constexpr (sizeof(E) == 4) {
-      LaunchGemm<E, T, Matrices<E, T, true, false, true>>(op, gemm, b, a, config, stream);
-    } else {
-      if (!a.across)
-        return LaunchGemm<E, T, Matrices<E, T, false, true>>(op, gemm, a, b, config, stream);
-      LaunchGemm<E, T, Matrices<E, T, true, true>>(op, gemm, a, b, config, stream);
+  using AAcross = Matrices<E, T, true, false>;
+  if constexpr (sizeof(E) == 4) {
+    if constexpr (kCost.exact)
+      if (gemm.split) return LaunchGemm<E, T, AlongK, true>(op, gemm, a, b, config, stream);
+    if constexpr (kCost.plain)
+      if (!a.across && !b.across) LaunchGemm<E, T, AlongK>(op, gemm, a, b, config, stream);
+    if constexpr (kCost.across) {
+      using BAcross = Matrices<E, T, true, false, true>;
+      if (a.across) LaunchGemm<E, T, AAcross>(op, gemm, a, b, config, stream);
+      if (b.across) LaunchGemm<E, T, BAcross>(op, gemm, b, a, config, stream);
     }
+  } else if constexpr (kCost.plain) {
+    if (a.across)
+      b.across ? LaunchGemm<E, T, Matrices<E, T, true, true>>(op, gemm, a, b, config, stream)
+               : LaunchGemm<E, T, AAcross>(op, gemm, a, b, config, stream);
+    else
+      b.across ? LaunchGemm<E, T, Matrices<E, T, false, true>>(op, gemm, a, b, config, stream)
+               : LaunchGemm<E, T, AlongK>(op, gemm, a, b, config, stream);
   }
 }
 
