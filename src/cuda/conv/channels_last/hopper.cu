@@ -410,7 +410,7 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
   layout.out_step_n = (int)Size(c.out_hw);
   hopper::Params params{};
   params.m = (int)(c.images * c.Positions()), params.n = (int)c.out_channels, params.batch = 1;
-  params.k_panels = (int)(c.KernelSize() * PanelsOf<T>(c.in_channels)), params.passes = 1;
+  params.k_panels = (int)(c.KernelSize() * PanelsOf<T>(c.in_channels));
   const int64_t line = c.out_hw.w * c.out_channels;
   T* const first = out + c.h.out_from * line + c.w.out_from * c.out_channels;
   params.c = first, params.bias = bias;
@@ -512,7 +512,7 @@ template <class T>
 hopper::Params ParamsOf(const Conv& c, const Config& config, int64_t m, int64_t n, float* parts) {
   hopper::Params params{};
   params.m = (int)m, params.n = (int)n;
-  params.batch = config.workers, params.passes = 1;
+  params.batch = config.workers;
   params.k_panels = (int)CeilDiv(Depth<T>(c), config.workers);
   params.c = parts, params.aligned = params.in_boxes = true;
   return params;

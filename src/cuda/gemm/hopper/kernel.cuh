@@ -6,10 +6,10 @@
 // other multiplies (ping-pong). Blocks are persistent, one a multiprocessor; two of a cluster share
 // the panels of B by multicast. Tiles that would not fill a wave of blocks are laid one behind the
 // other along K and shared equally (stream-K); parts of a tile are added in the order of K: results
-// are deterministic. 3xtf32 runs over K three times, over the upper and lower parts of both
-// operands (Ootomo and Yokota 2022, doi:10.1177/10943420221090256). A consumer's warp makes the
-// epilogue of its own rows; their side comes by TMA while the tile is multiplied. Functions are
-// those of fast_functions.cuh.
+// are deterministic. 3xtf32 makes three products, of the upper and lower parts of both operands
+// (Ootomo and Yokota 2022, doi:10.1177/10943420221090256). A consumer's warp makes the epilogue of
+// its own rows; their side comes by TMA while the tile is multiplied. Functions are those of
+// fast_functions.cuh.
 //
 // Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, and is read into
 // registers then (MultiplyPanelsAcross). B of float32 that lies along N takes the place of A, and
@@ -47,6 +47,7 @@ struct Tiling {
   static constexpr int kParts = PingPong ? 1 : kConsumers;  // of a tile, by consumer
   static constexpr int kRowNbytes = 128;                    // of a panel in shared memory, swizzled
   static constexpr int kPanelA = kTileM * kRowNbytes, kPanelB = TileN * kRowNbytes;
+  static constexpr bool kBothParts = false;
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
@@ -65,10 +66,20 @@ struct Tiling {
   static_assert(kSharedNbytes <= 226 << 10, "227 KB a block, and a few barriers");
 };
 
+// The same for 3xtf32: stages, as many as there is room for, have the upper parts of B's elements
+// and behind them the lower ones.
+template <class T>
+struct WithBothParts : T {
+  static constexpr bool kBothParts = true;
+  static constexpr int kPanelB = 2 * T::kPanelB, kStageNbytes = T::kPanelA + kPanelB;
+  static constexpr int kStages = T::kStages * T::kStageNbytes / kStageNbytes;
+  static_assert(kStages * kStageNbytes == T::kStages * T::kStageNbytes, "the rest lies as it did");
+};
+
 // A GEMM, batched, as the kernel sees it; C of batch z is at c + z m n.
 struct Params {
   int m, n, batch;
-  int k_panels, passes;            // panels along K, and how often it runs over them
+  int k_panels;                    // panels along K
   int row_tiles, col_tiles, band;  // row tiles count clusters; a band of them shares columns in L2
   // The first tiles, one behind the other along K, are cut into as many equal shares as there are
   // workers: so many of the clusters. Where a worker begins repeats every so many tiles, by groups.
@@ -87,7 +98,6 @@ struct Params {
   // may have splits; or null.
   float* sums;
   int sum_parts;
-  int lead;
 };
 
 // Where a cluster works: panels [begin, end) of a tile, as one of its splits, which is at `slot` in
@@ -104,7 +114,7 @@ class Segments {
  public:
   __device__ __forceinline__ explicit Segments(const Params& params)
       : params_(params),
-        panels_(params.k_panels * params.passes),
+        panels_(params.k_panels),
         cluster_(blockIdx.x / T::kCluster),
         whole_(params.split_tiles + cluster_),
         at_(ShareOf(cluster_)),
@@ -172,8 +182,8 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 // at most. With two producers, one copies A and one B. This one reads matrices, or batches of them;
 // those of convolutions are in conv/channels_last/sources.cuh.
 
-// Where wgmma reads A: in shared memory, or in registers where it is of float32 and lies along M;
-// kRegistersOfColumns where the rows of A are the columns of C.
+// Where wgmma reads A: in shared memory, or of float32 in registers, as it must be where A lies
+// along M; kRegistersOfColumns where the rows of A are the columns of C.
 enum class ReadsA { kShared, kRegisters, kRegistersOfColumns };
 
 // True where tiles are those of C's transpose.
@@ -181,11 +191,12 @@ template <class Source>
 constexpr bool kTransposed = Source::kReadsA == ReadsA::kRegistersOfColumns;
 // The row of a consumer's 64 that a thread's accumulators are of, and how far below it the other.
 template <class Source>
-constexpr int kBelow = Source::kReadsA == ReadsA::kShared ? 8 : 1;
+constexpr bool kHasRowsAcross = Source::kReadsA != ReadsA::kShared && Source::kAlongM;
+template <class Source>
+constexpr int kBelow = kHasRowsAcross<Source> ? 1 : 8;
 template <class Source>
 __device__ __forceinline__ int RowOfThread(int thread) {
-  return Source::kReadsA == ReadsA::kShared ? thread / 32 * 16 + thread % 32 / 4
-                                            : RowAcross(thread);
+  return kHasRowsAcross<Source> ? RowAcross(thread) : thread / 32 * 16 + thread % 32 / 4;
 }
 
 // What a source has made of the columns of C as it is stored, in boxes; then there is no bias.
@@ -215,41 +226,35 @@ __device__ __forceinline__ void LoadPanel(uint32_t to, const CUtensorMap* map, u
   }
 }
 
-template <class E, class T, bool kAlongM_, bool kAlongN_, bool kTransposed_ = false>
+template <class E, class T, bool kAlongM_, bool kAlongN_, ReadsA kReadsA_ = ReadsA::kShared>
 class Matrices {
  public:
   struct Layout {};
   static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
-  static constexpr ReadsA kReadsA = sizeof(E) == 2 || !kAlongM ? ReadsA::kShared
-                                    : kTransposed_             ? ReadsA::kRegistersOfColumns
-                                                               : ReadsA::kRegisters;
-#ifdef X_NOSUMS
-  static constexpr bool kSumsA = sizeof(E)==2 && kAlongM_;  // where asked to
-#else
+  static constexpr ReadsA kReadsA = kReadsA_;
   static constexpr bool kSumsA = kAlongM_;  // where asked to
-#endif
   static constexpr OfColumns kOfColumns = OfColumns::kNothing;
   static constexpr bool kFloatResult = sizeof(E) == 4;
   static constexpr int kProducers = 1;
 
   // `first` of a tile's rows of B are copied by another block.
-  __device__ __forceinline__ Matrices(const Params& params, const Layout&, const TileOrigin& origin,
+  __device__ __forceinline__ Matrices(const Params&, const Layout&, const TileOrigin& origin,
                                       int first)
-      : params_(params), origin_(origin), col_(origin.col + first) {}
+      : origin_(origin), col_(origin.col + first) {}
 
   // Copies a panel to `a` and `b`, or to one of them.
   template <bool kOfA, bool kOfB>
   __device__ __forceinline__ void Load(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                        int panel, uint32_t a, uint32_t b, uint32_t barrier) const {
     constexpr int kTileK = 128 / (int)sizeof(E);
-    // The passes of 3xtf32: lower A by upper B, upper A by lower B, upper A by upper B.
-    const int pass = panel / params_.k_panels, k = (panel - pass * params_.k_panels) * kTileK;
-    const int z_a = params_.passes > 1 ? pass == 0 : origin_.z;
-    const int z_b = params_.passes > 1 ? pass == 1 : origin_.z;
-    if (kOfA) LoadPanel<E, kAlongM, false, T::kTileM>(a, map_a, barrier, origin_.row, k, z_a);
-    if (kOfB)
-      LoadPanel<E, kAlongN, (T::kCluster > 1), T::kTileN / T::kCluster>(b, map_b, barrier, col_, k,
-                                                                        z_b);
+    const int k = panel * kTileK, z = origin_.z;
+    if (kOfA) LoadPanel<E, kAlongM, false, T::kTileM>(a, map_a, barrier, origin_.row, k, z);
+    const auto load_b = [&](uint32_t to, int of) {
+      LoadPanel<E, kAlongN, (T::kCluster > 1), T::kTileN / T::kCluster>(to, map_b, barrier, col_, k,
+                                                                        of);
+    };
+    if (kOfB) load_b(b, z);
+    if (kOfB && T::kBothParts) load_b(b + T::kPanelB / 2, z + 1);
   }
 
   static __device__ __forceinline__ void Store(const Layout&, const CUtensorMap* map, uint32_t from,
@@ -263,7 +268,6 @@ class Matrices {
   }
 
  private:
-  const Params& params_;
   const TileOrigin& origin_;
   const int col_;
 };
@@ -406,33 +410,6 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, Sums& sums, i
   release(previous);
 }
 
-// The same as MultiplyPanels, more exactly: tensor cores cut off what an addition does not hold, so
-// that their error grows with K. A few panels' sums at a time are added by ordinary, rounded
-// additions.
-template <class E, class T, class Sums, class Release>
-__device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, Sums& of_rows,
-                                                      int count, uint32_t memory, uint32_t full,
-                                                      int first_row, RingPosition<T::kStages>& at,
-                                                      Release&& release) {
-  constexpr int kPanels = 8;
-#pragma unroll
-  for (int q = 0; q < T::kWarpgroupM * T::kBlocks; q++) {
-    float (&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
-    x[0] = x[1] = x[2] = x[3] = 0.f;
-  }
-  for (int panel = 0; panel < count; panel += kPanels) {
-    Accumulators<T> d;
-    MultiplyPanels<E, T, false, false>(d, of_rows, min(kPanels, count - panel), memory, full,
-                                       first_row, at, release, [] {});
-#pragma unroll
-    for (int q = 0; q < T::kWarpgroupM * T::kBlocks; q++) {
-      float (&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
-#pragma unroll
-      for (int e = 0; e < 4; e++) x[e] += d[q / T::kBlocks][q % T::kBlocks][e];
-    }
-  }
-}
-
 // ---- the epilogue ----
 
 // Which of four accumulators is element e of a pair, two of C that lie side by side.
@@ -449,7 +426,7 @@ struct PlaceInC {
 // begins at `origin`.
 template <class Source>
 __device__ __forceinline__ PlaceInC PlaceOfPair(const TileOrigin& origin, int thread, int i, int j,
-                                            int half) {
+                                                int half) {
   const int of_blocks = j * 8 + thread % 4 * 2;
   const int row = origin.row + i * 64 + RowOfThread<Source>(thread);
   if constexpr (kTransposed<Source>) return {origin.col + of_blocks + half, row};
@@ -515,8 +492,9 @@ class Boxes {
   using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
   static constexpr bool kGradientSums = Source::kOfColumns == OfColumns::kGradientSums;
   static constexpr bool kStages = sizeof(E) == 2 || Source::kOfColumns != OfColumns::kNothing;
-  static constexpr bool kStagesSide =
-      sizeof(E) == 2 || (!kStages && Source::kReadsA == ReadsA::kShared);
+  static constexpr bool kStagesSide = sizeof(E) == 2 || (!kStages && !kHasRowsAcross<Source>);
+  // Results of float32 where there is no side.
+  static constexpr bool kMayStage = kStages || (Source::kHasEpilogue && !kHasRowsAcross<Source>);
 
   // `buffers` are those of this warp, with a barrier for each: its side is there.
   __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
@@ -528,7 +506,7 @@ class Boxes {
     origin_ = of_warp_ = origin;
     of_warp_.row += threadIdx.x % 128 / 32 * 16;
     if constexpr (kGradientSums) AskForColumns();
-    if constexpr (Source::kReadsA != ReadsA::kShared)
+    if constexpr (kHasRowsAcross<Source>)
       if (params_.side) AskForSide();
     if (!SideIsStaged()) return;
     if (threadIdx.x % 32 == 0) {
@@ -556,15 +534,16 @@ class Boxes {
   // next buffer.
   __device__ __forceinline__ void Store(const Pairs& x, const CUtensorMap* map, void* array,
                                         int index) {
-    if constexpr (kStages) {
-      unsigned char* const to = NextBuffer(index);
-      Stage(x, to);
-      StoreStaged(to, map, index);
-    } else {
+    if constexpr (kMayStage)
+      if (kStages || !params_.side) {
+        unsigned char* const to = NextBuffer(index);
+        Stage(x, to);
+        return StoreStaged(to, map, index);
+      }
+    if constexpr (!kStages)
       ForPlaces(index, [&](int i, int j, int half, int64_t at) {
         *(Pair<E>*)((E*)array + at) = x[i][j][half];
       });
-    }
   }
 
   // The same of 16 bits, in pieces: make(i, j, half, side) is a pair of them, by that of the side,
@@ -804,9 +783,7 @@ class Boxes {
     }
   }
   // The first row of the consumer's part of the tile.
-  __device__ __forceinline__ int FirstRow() const {
-    return origin_.row;
-  }
+  __device__ __forceinline__ int FirstRow() const { return origin_.row; }
   static __device__ __forceinline__ void SyncConsumer() {
     SyncThreads(1 + (int)threadIdx.x / 128, 128);
   }
@@ -1272,14 +1249,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     origin.row += first_row;
     return origin;
   };
-#ifdef X_LEAD
-  int lead = consumer == 0 && !T::kPingPong ? params.lead : 0;
-#endif
   const auto release = [&](int stage) {
     if (thread < T::kCluster) ArriveAt(empty + stage * 8, thread);
-#ifdef X_LEAD
-    if (!T::kPingPong && lead > 0 && --lead == 0) ArriveThreads(1 + T::kConsumers, 256);
-#endif
   };
   // Under ping-pong a consumer waits for its turn: it may not be two phases of a stage ahead.
   constexpr int kTurn = 1 + T::kConsumers;
@@ -1293,10 +1264,6 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   Segments<T> segments(params);
   Segment segment, next;
   bool more = segments.Next(next);
-#ifdef X_LEAD
-  if (!T::kPingPong && consumer == 1 && params.lead > 0 && more)
-    SyncThreads(1 + T::kConsumers, 256);
-#endif
   for (int turn = 0; more; turn++) {
     segment = next;
     more = segments.Next(next);
@@ -1318,13 +1285,10 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
       if (T::kPingPong && more) ArriveThreads(kTurn + 1 - consumer, 256);
     };
     if constexpr (kExact)
-      MultiplyPanelsExactly<E, T>(d, sums, count, memory, full, first_row, at, release);
-#ifdef X_RSK
-    else if constexpr (sizeof(E) == 4 && Source::kHasEpilogue && T::kWarpgroupM == 1 && !Source::kAlongM)
-      MultiplyPanelsAcross<T, false>(d, sums, count, shared, full, first_row, at, release, issued);
-#endif
+      MultiplyFragmentsExactly<T, Source::kAlongM>(d, count, shared, full, first_row, at, release);
     else if constexpr (Source::kReadsA != ReadsA::kShared)
-      MultiplyPanelsAcross<T, true>(d, sums, count, shared, full, first_row, at, release, issued);
+      MultiplyFragments<T, Source::kAlongM>(d, sums, count, shared, full, first_row, at, release,
+                                            issued);
     else
       MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, sums, count, memory, full,
                                                              first_row, at, release, issued);

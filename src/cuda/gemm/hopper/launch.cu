@@ -22,8 +22,9 @@ Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
   const bool simple = gemm.activation <= 1 && (gemm.gradient <= 1 || gemm.gradient == kProduct);
   const double epilogue_us = plain ? 0 : simple ? cost.simple_us : cost.fast_us;
-  const TileTime time{cost.tile_m,   cost.tile_n,  cost.cluster, index == kPingPong,
-                      cost.panel_us, cost.tile_us, epilogue_us};
+  const double panel_us = cost.panel_us * (gemm.split ? 3 : 1);
+  const TileTime time{cost.tile_m, cost.tile_n,  cost.cluster, index == kPingPong,
+                      panel_us,    cost.tile_us, epilogue_us};
   const bool of_columns = gemm.dtype == DL_FLOAT32 && RolesOf(gemm).b_across;
   const int64_t rows = of_columns ? gemm.n : gemm.m, cols = of_columns ? gemm.m : gemm.n;
   return Estimated(time, {rows, cols, PanelsOf(gemm), gemm.batch}, multiprocessors, index);
@@ -89,17 +90,19 @@ void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int 
 }
 
 double HopperEstimateUs(const HopperGemm& gemm) {
-  const auto pack_us = [&](bool packs, int64_t rows) {
+  const auto pack_us = [&](bool packs, int64_t rows, bool splits) {
     const double nbytes = (double)rows * gemm.k * gemm.batch * DtypeNbytes(gemm.dtype);
-    return packs ? kPackUs + nbytes * (gemm.split ? 3 : 2) / kPackNbytesUs : 0.;
+    return packs ? kPackUs + nbytes * (splits ? 3 : 2) / kPackNbytesUs : 0.;
   };
   const Roles roles = RolesOf(gemm);
-  return kLaunchUs + BestConfig(gemm, -1).us + pack_us(roles.packs_a, gemm.m) +
-         pack_us(roles.packs_b, gemm.n);
+  return kLaunchUs + BestConfig(gemm, -1).us +
+         pack_us(roles.packs_a, gemm.m, gemm.split && roles.b_across) +
+         pack_us(roles.packs_b, gemm.n, gemm.split && !roles.b_across);
 }
 
 bool HopperMakesSums(const HopperGemm& gemm) {
-  const bool summed = gemm.sums && gemm.m > 0 && gemm.n > 0 && gemm.k > 0 && gemm.batch == 1;
+  const bool summed =
+      gemm.sums && !gemm.split && gemm.m > 0 && gemm.n > 0 && gemm.k > 0 && gemm.batch == 1;
   if (!summed) return false;
   const Roles roles = RolesOf(gemm);
   if (gemm.dtype != DL_FLOAT32) return gemm.sums_of_a && roles.a_across;

@@ -90,8 +90,6 @@ void LaunchTiles(const char* op, DLContext ctx, const Config& config, const Maps
   params.col_tiles = (int)CeilDiv(cols, T::kTileN);
   params.band = kBand / T::kCluster;
   params.split_tiles = config.split_tiles, params.workers = config.workers;
-  static const int lead = getenv("DLSYS_LEAD") ? atoi(getenv("DLSYS_LEAD")) : 0;
-  params.lead = (params.k_panels * params.passes > 8) ? lead : 0;
   params.groups = std::max(1, std::gcd(config.split_tiles, config.workers));
   const int64_t tiles = (int64_t)params.row_tiles * params.col_tiles * params.batch;
   const int most = Multiprocessors(ctx.device_id) / T::kCluster;

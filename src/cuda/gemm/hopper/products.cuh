@@ -16,7 +16,7 @@ namespace hopper {
 // ---- tilings ----
 
 using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
-                           Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64> >;
+                           Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64>>;
 static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
 
 // What a tiling has kernels for, and its times on an H200: of a panel (128 bytes of K), of what a
@@ -45,7 +45,7 @@ inline bool IsInBoxes(const HopperGemm& gemm) {
 }
 
 inline int64_t PanelsOf(const HopperGemm& gemm) {
-  return CeilDiv(gemm.k, 128 / DtypeNbytes(gemm.dtype)) * (gemm.split ? 3 : 1);
+  return CeilDiv(gemm.k, 128 / DtypeNbytes(gemm.dtype));
 }
 
 // The tiling and cuts of the least estimated time, or the cuts of a tiling that is given.
@@ -166,14 +166,19 @@ struct Roles {
 };
 
 // TMA reads rows at multiples of 16 bytes. Of float32, one operand may lie across, which is read
-// into registers: where both do, the smaller one is packed.
+// into registers: where both do, the smaller one is packed. At 3xtf32 what is not read into
+// registers is packed in both parts, and A that is read into them lies along K.
 inline Roles RolesOf(const HopperGemm& gemm) {
   const auto readable = [&](const void* data, int64_t inner) {
-    return !gemm.split && Aligned16(data) && inner * DtypeNbytes(gemm.dtype) % 16 == 0;
+    return Aligned16(data) && inner * DtypeNbytes(gemm.dtype) % 16 == 0;
   };
   bool packs_a = !readable(gemm.a, gemm.trans_a ? gemm.m : gemm.k);
   bool packs_b = !readable(gemm.b, gemm.trans_b ? gemm.k : gemm.n);
   const bool a_across = gemm.trans_a, b_across = !gemm.trans_b;
+  if (gemm.split) {
+    const bool reads_b = b_across && !packs_b;
+    return {packs_a || a_across || reads_b, !reads_b, false, reads_b};
+  }
   if (gemm.dtype == DL_FLOAT32 && a_across && b_across && !packs_a && !packs_b)
     (gemm.m < gemm.n ? packs_a : packs_b) = true;
   return {packs_a, packs_b, a_across && !packs_a, b_across && !packs_b};
@@ -189,7 +194,7 @@ inline bool SumsAsItMultiplies(const HopperGemm& gemm) {
 
 // True where TransposeKernel packs it.
 inline bool IsTransposed(const HopperGemm& gemm, const void* data, bool across, int64_t rows) {
-  return gemm.dtype == DL_FLOAT32 && !gemm.split && across && rows % 4 == 0 && Aligned16(data);
+  return gemm.dtype == DL_FLOAT32 && across && rows % 4 == 0 && Aligned16(data);
 }
 
 // Elements between the rows of a packed operand: those of long rows begin at lines of 128 bytes, as
@@ -205,20 +210,20 @@ template <class E>
 class OperandOf {
  public:
   OperandOf(const char* op, const HopperGemm& gemm, const void* data, int64_t rows, bool across,
-            bool packs, float* sums, DLStream stream) {
+            bool packs, bool splits, float* sums, DLStream stream) {
     const int64_t inner = across ? rows : gemm.k, k = gemm.k;
     operand_ = {data, rows, k, inner, gemm.batch, across};
     if (!packs) return;
-    const int64_t pitch = PackedPitch(gemm), parts = gemm.split ? 2 : 1;
+    const int64_t pitch = PackedPitch(gemm), parts = splits ? 2 : 1;
     packed_.emplace(gemm.ctx, parts * gemm.batch * rows * pitch * (int64_t)sizeof(E), stream);
     operand_ = {packed_->data(), rows, k, pitch, parts * gemm.batch, false};
     if constexpr (sizeof(E) == 4)
-      if (IsTransposed(gemm, data, across, rows)) {
+      if (!splits && IsTransposed(gemm, data, across, rows)) {
         Transpose(op, gemm, (const float*)data, pitch, sums, stream);
         return;
       }
     const int64_t tiles = CeilDiv(rows, kPackTile) * CeilDiv(pitch, kPackTile);
-    LaunchPack(op, (const E*)data, rows, k, pitch, across, gemm.split, gemm.batch, tiles, stream);
+    LaunchPack(op, (const E*)data, rows, k, pitch, across, splits, gemm.batch, tiles, stream);
   }
   const Operand& get() const { return operand_; }
 
@@ -253,8 +258,8 @@ template <class E>
 CUtensorMap MapOf(const char* op, const Operand& x, int box_rows, bool rounds = true) {
   constexpr int kTileK = 128 / sizeof(E);
   const int64_t inner = x.across ? x.rows : x.k, outer = x.across ? x.k : x.rows;
-  return BoxMap(op, kDtype<E>, x.data, inner, outer, x.pitch, x.batch,
-                x.across ? kTileK : box_rows, rounds);
+  return BoxMap(op, kDtype<E>, x.data, inner, outer, x.pitch, x.batch, x.across ? kTileK : box_rows,
+                rounds);
 }
 
 // ---- launches ----
@@ -271,8 +276,7 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
                 const Config& config, DLStream stream) {
   Params params = {};
   params.m = (int)gemm.m, params.n = (int)gemm.n, params.batch = (int)gemm.batch;
-  params.passes = gemm.split ? 3 : 1;
-  params.k_panels = (int)(PanelsOf(gemm) / params.passes);
+  params.k_panels = (int)PanelsOf(gemm);
   params.c = gemm.c, params.before = gemm.before, params.slope = gemm.slope;
   params.bias = gemm.bias, params.side = gemm.side;
   params.activation = gemm.activation, params.gradient = gemm.gradient;
@@ -293,9 +297,9 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
                         /*rounds=*/false)
                : CUtensorMap{};
   };
-  const bool rounds = !sums;  // else A of float32 is rounded in registers
+  const bool rounds = !sums && !gemm.split;  // else A of float32 is rounded in registers
   const Maps maps{MapOf<E>(op, a, T::kTileM, rounds), MapOf<E>(op, b, T::kTileN / T::kCluster),
-                  map_of_boxes(sizeof(E) == 2 ? gemm.c : nullptr),
+                  map_of_boxes(gemm.c),
                   map_of_boxes(gemm.before ? gemm.before : gemm.side)};
   LaunchTiles<E, T, Source, kExact>(op, gemm.ctx, config, maps, params, {}, stream);
   if (sums) SumAxis(op, gemm.ctx, parts->floats(), 1, count, a.rows, 1.f, gemm.sums, stream);
@@ -308,21 +312,27 @@ void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, cons
   constexpr TilingCost kCost = kCosts[kTiling];
   if (config.index != kTiling) return;
   using AlongK = Matrices<E, T, false, false>;
-  using AAcross = Matrices<E, T, true, false>;
   if constexpr (sizeof(E) == 4) {
-    if constexpr (kCost.exact)
-      if (gemm.split) return LaunchGemm<E, T, AlongK, true>(op, gemm, a, b, config, stream);
+    if constexpr (kCost.exact) {
+      using Both = WithBothParts<T>;
+      using ExactA = Matrices<E, Both, false, false, ReadsA::kRegisters>;
+      using ExactB = Matrices<E, Both, true, false, ReadsA::kRegistersOfColumns>;
+      if (gemm.split)
+        return b.across ? LaunchGemm<E, Both, ExactB, true>(op, gemm, b, a, config, stream)
+                        : LaunchGemm<E, Both, ExactA, true>(op, gemm, a, b, config, stream);
+    }
     if constexpr (kCost.plain)
-      if (!a.across && !b.across) LaunchGemm<E, T, AlongK>(op, gemm, a, b, config, stream);
+      if (!a.across && !b.across) return LaunchGemm<E, T, AlongK>(op, gemm, a, b, config, stream);
     if constexpr (kCost.across) {
-      using BAcross = Matrices<E, T, true, false, true>;
+      using AAcross = Matrices<E, T, true, false, ReadsA::kRegisters>;
+      using BAcross = Matrices<E, T, true, false, ReadsA::kRegistersOfColumns>;
       if (a.across) LaunchGemm<E, T, AAcross>(op, gemm, a, b, config, stream);
       if (b.across) LaunchGemm<E, T, BAcross>(op, gemm, b, a, config, stream);
     }
   } else if constexpr (kCost.plain) {
     if (a.across)
       b.across ? LaunchGemm<E, T, Matrices<E, T, true, true>>(op, gemm, a, b, config, stream)
-               : LaunchGemm<E, T, AAcross>(op, gemm, a, b, config, stream);
+               : LaunchGemm<E, T, Matrices<E, T, true, false>>(op, gemm, a, b, config, stream);
     else
       b.across ? LaunchGemm<E, T, Matrices<E, T, false, true>>(op, gemm, a, b, config, stream)
                : LaunchGemm<E, T, AlongK>(op, gemm, a, b, config, stream);
@@ -338,13 +348,12 @@ void LaunchBest(const char* op, const HopperGemm& gemm, const Operand& a, const 
 // Runs a GEMM of E; `tiling` as RunHopperGemm has it.
 template <class E>
 void RunOf(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
-  float* const sums =
-      HopperMakesSums(gemm) && !SumsAsItMultiplies(gemm) ? gemm.sums : nullptr;
+  float* const sums = HopperMakesSums(gemm) && !SumsAsItMultiplies(gemm) ? gemm.sums : nullptr;
   const Roles roles = RolesOf(gemm);
   const OperandOf<E> a(op, gemm, gemm.a, gemm.m, gemm.trans_a, roles.packs_a,
-                       gemm.sums_of_a ? sums : nullptr, stream);
+                       gemm.split && roles.b_across, gemm.sums_of_a ? sums : nullptr, stream);
   const OperandOf<E> b(op, gemm, gemm.b, gemm.n, !gemm.trans_b, roles.packs_b,
-                       gemm.sums_of_a ? nullptr : sums, stream);
+                       gemm.split && !roles.b_across, gemm.sums_of_a ? nullptr : sums, stream);
   LaunchBest<E>(op, gemm, a.get(), b.get(), BestConfig(gemm, tiling), stream,
                 std::make_index_sequence<kHopperTilings>());
 }
