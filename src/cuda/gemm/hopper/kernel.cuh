@@ -12,10 +12,10 @@
 // fast_functions.cuh.
 //
 // Operands lie along K or, of 16 bits, along M or N. A of float32 may lie along M, and is read into
-// registers then (MultiplyFragments). B of float32 that lies along N takes the place of A, and tiles
-// are those of C's transpose. C is row-major and overlaps nothing but its side, each element of
-// which is read before that of C is stored. Large shapes are limited by the tensor cores' power, K
-// below about 1,000 by the stores of C.
+// registers then (MultiplyFragments). B of float32 that lies along N takes the place of A, and
+// tiles are those of C's transpose. C is row-major and overlaps nothing but its side, each element
+// of which is read before that of C is stored. Large shapes are limited by the tensor cores' power,
+// K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"
 #include "cuda/gemm/hopper/fragments.cuh"
@@ -192,7 +192,8 @@ constexpr bool kTransposed = Source::kReadsA == ReadsA::kRegistersOfColumns;
 // True where a thread has the rows of RowAcross.
 template <class Source>
 constexpr bool kHasRowsAcross = Source::kReadsA != ReadsA::kShared && Source::kAlongM;
-// The first row of a consumer's 64 that a thread has accumulators of, and how far below is the other.
+// The first row of a consumer's 64 that a thread has accumulators of, and how far below is the
+// other.
 template <class Source>
 constexpr int kBelow = kHasRowsAcross<Source> ? 1 : 8;
 template <class Source>

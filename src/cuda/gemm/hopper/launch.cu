@@ -22,7 +22,7 @@ Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
   const bool simple = gemm.activation <= 1 && (gemm.gradient <= 1 || gemm.gradient == kProduct);
   const double epilogue_us = plain ? 0 : simple ? cost.simple_us : cost.fast_us;
-  const double panel_us = cost.panel_us * (gemm.split ? 3 : 1);
+  const double panel_us = ReadsAcross(gemm) ? cost.across_us : cost.panel_us * (gemm.split ? 3 : 1);
   const TileTime time{cost.tile_m, cost.tile_n,  cost.cluster, index == kPingPong,
                       panel_us,    cost.tile_us, epilogue_us};
   const bool of_columns = gemm.dtype == DL_FLOAT32 && RolesOf(gemm).b_across;
@@ -50,9 +50,7 @@ bool HasKernel(const HopperGemm& gemm, int tiling) {
   if (narrow && HopperMakesSums(gemm) && !MakesSums(tiling, kAll)) return false;
   if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
   if (gemm.split) return kCosts[tiling].exact;
-  const Roles roles = RolesOf(gemm);
-  const bool in_registers = !narrow && (roles.a_across || roles.b_across);
-  return in_registers ? kCosts[tiling].across : kCosts[tiling].plain;
+  return ReadsAcross(gemm) ? kCosts[tiling].across_us > 0 : kCosts[tiling].plain;
 }
 
 }  // namespace

@@ -26,14 +26,14 @@ struct TilingCost {
   int tile_m, tile_n, cluster;
   double panel_us, tile_us, simple_us, fast_us;
   bool exact, plain;  // has a kernel of 3xtf32, and one of the rest
-  bool across;        // has one of float32 that is read into registers
+  double across_us;   // of a panel of float32 that is read into registers; 0 where it has no kernel
 };
 constexpr int kPingPong = 1;
 constexpr TilingCost kCosts[kHopperTilings] = {
-    {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 4, false, true, true},
-    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 8, false, true, false},
-    {"128x128", 128, 128, 1, 0.37, 1.6, 0.4, 1.6, true, false, true},
-    {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true, true}};
+    {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 4, false, true, 0.69},
+    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 8, false, true, 0},
+    {"128x128", 128, 128, 1, 0.37, 1.6, 0.4, 1.6, true, false, 0.42},
+    {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true, 0.25}};
 
 inline bool IsAligned(const HopperGemm& gemm) {
   return gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.before) && Aligned16(gemm.bias) &&
@@ -184,6 +184,12 @@ inline Roles RolesOf(const HopperGemm& gemm) {
   return {packs_a, packs_b, a_across && !packs_a, b_across && !packs_b};
 }
 
+// True where an operand of float32 is read into registers as it lies.
+inline bool ReadsAcross(const HopperGemm& gemm) {
+  const Roles roles = RolesOf(gemm);
+  return gemm.dtype == DL_FLOAT32 && !gemm.split && (roles.a_across || roles.b_across);
+}
+
 // True where the product sums an operand in its kernel: of 16 bits an A that lies along M, of
 // float32 what is read into registers.
 inline bool SumsAsItMultiplies(const HopperGemm& gemm) {
@@ -299,8 +305,7 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
   };
   const bool rounds = !sums && !gemm.split;  // else A of float32 is rounded in registers
   const Maps maps{MapOf<E>(op, a, T::kTileM, rounds), MapOf<E>(op, b, T::kTileN / T::kCluster),
-                  map_of_boxes(gemm.c),
-                  map_of_boxes(gemm.before ? gemm.before : gemm.side)};
+                  map_of_boxes(gemm.c), map_of_boxes(gemm.before ? gemm.before : gemm.side)};
   LaunchTiles<E, T, Source, kExact>(op, gemm.ctx, config, maps, params, {}, stream);
   if (sums) SumAxis(op, gemm.ctx, parts->floats(), 1, count, a.rows, 1.f, gemm.sums, stream);
 }
@@ -323,7 +328,7 @@ void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, cons
     }
     if constexpr (kCost.plain)
       if (!a.across && !b.across) return LaunchGemm<E, T, AlongK>(op, gemm, a, b, config, stream);
-    if constexpr (kCost.across) {
+    if constexpr (kCost.across_us > 0) {
       using AAcross = Matrices<E, T, true, false, ReadsA::kRegisters>;
       using BAcross = Matrices<E, T, true, false, ReadsA::kRegistersOfColumns>;
       if (a.across) LaunchGemm<E, T, AAcross>(op, gemm, a, b, config, stream);
