@@ -477,10 +477,10 @@ __device__ __forceinline__ void WritePair(E* to, bool aligned, int valid, const 
 }
 
 // Each warp makes the epilogue of its own rows, in boxes of 128 bytes of 16 rows: `side` comes into
-// the warp's buffers by TMA while the tile is multiplied, and results leave them by TMA where they
-// are of 16 bits or their columns are asked about. Float32 has fewer buffers than boxes, so that
-// where both are asked for, `side` comes by way of the L2 cache instead; so it does where A is in
-// registers, whose rows have another order.
+// the warp's buffers by TMA while the tile is multiplied, and results leave them by TMA. Float32
+// has fewer buffers than boxes: beside a side its results are stored from registers or, where their
+// columns are asked about, the side comes by way of the L2 cache. Rows of RowAcross go both ways
+// without buffers.
 constexpr int kRowsOfBox = 16;
 struct PairOfBoth {
   uint32_t c, other;
@@ -533,19 +533,19 @@ class Boxes {
   }
 
   // Stores box `index` of C or of another array of its shape; staged where its side was, or in the
-  // next buffer.
+  // next buffer, or else from registers.
+  template <bool kSide>
   __device__ __forceinline__ void Store(const Pairs& x, const CUtensorMap* map, void* array,
                                         int index) {
-    if constexpr (kMayStage)
-      if (kStages || !params_.side) {
-        unsigned char* const to = NextBuffer(index);
-        Stage(x, to);
-        return StoreStaged(to, map, index);
-      }
-    if constexpr (!kStages)
-      ForPlaces(index, [&](int i, int j, int half, int64_t at) {
-        *(Pair<E>*)((E*)array + at) = x[i][j][half];
+    if constexpr (kStages || (!kSide && kMayStage)) {
+      unsigned char* const to = NextBuffer(index);
+      Stage(x, to);
+      StoreStaged(to, map, index);
+    } else {
+      ForPlaces(index, [&](int i, int j, int half, bool exists, int64_t at) {
+        if (exists) *(Pair<E>*)((E*)array + at) = x[i][j][half];
       });
+    }
   }
 
   // The same of 16 bits, in pieces: make(i, j, half, side) is a pair of them, by that of the side,
@@ -835,8 +835,8 @@ class Boxes {
 
   // The side of box `index` where it is not staged.
   __device__ __forceinline__ void ReadSideOfColumns(int index, Pairs& side) const {
-    ForPlaces(index, [&](int i, int j, int half, int64_t at) {
-      side[i][j][half] = *(const Pair<E>*)((const E*)params_.side + at);
+    ForPlaces(index, [&](int i, int j, int half, bool exists, int64_t at) {
+      side[i][j][half] = exists ? *(const Pair<E>*)((const E*)params_.side + at) : Pair<E>{};
     });
   }
 
@@ -873,32 +873,30 @@ class Boxes {
     }
   }
 
-  // Calls f with each pair of box `index` that C has, and where it is in an array of C's shape.
+  // Calls f with each pair of box `index`, whether C has it, and where it is in an array of C's
+  // shape.
   template <class F>
   __device__ __forceinline__ void ForPlaces(int index, F&& f) const {
+    constexpr int kRows = 2 * (kTransposed<Source> ? kBlocks : kRowGroups);
     const PlaceInC first = PlaceOfPair<Source>(origin_, threadIdx.x % 128, 0, index * kBlocks, 0);
-    const auto at = [&](int row) {
-      return Source::RowOf(params_, layout_, row, origin_.z) * params_.n + first.col;
-    };
-    if constexpr (kTransposed<Source>) {
 #pragma unroll
-      for (int k = 0; k < 2 * kBlocks; k++) {
-        const int row = first.row + k / 2 * 8 + k % 2;
-        if (row >= params_.m) continue;
-        const int64_t of_row = at(row);
+    for (int k = 0; k < kRows; k++) {
+      const int half = k % 2;
+      const int row =
+          first.row + (kTransposed<Source> ? k / 2 * 8 + half : k / 2 * 64 + half * kBelow<Source>);
+      const int64_t of_row = Source::RowOf(params_, layout_, row, origin_.z) * params_.n;
+      if constexpr (kTransposed<Source>) {
 #pragma unroll
-        for (int i = 0; i < kRowGroups; i++)
-          if (first.col + i * 64 < params_.n) f(i, k / 2, k % 2, of_row + i * 64);
-      }
-    } else {
+        for (int i = 0; i < kRowGroups; i++) {
+          const int col = first.col + i * 64;
+          f(i, k / 2, half, row < params_.m && col < params_.n, of_row + col);
+        }
+      } else {
 #pragma unroll
-      for (int k = 0; k < 2 * kRowGroups; k++) {
-        const int row = first.row + k / 2 * 64 + k % 2 * kBelow<Source>;
-        if (row >= params_.m) continue;
-        const int64_t of_row = at(row);
-#pragma unroll
-        for (int j = 0; j < kBlocks; j++)
-          if (first.col + j * 8 < params_.n) f(k / 2, j, k % 2, of_row + j * 8);
+        for (int j = 0; j < kBlocks; j++) {
+          const int col = first.col + j * 8;
+          f(k / 2, j, half, row < params_.m && col < params_.n, of_row + col);
+        }
       }
     }
   }
@@ -1046,7 +1044,7 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d,
           }
         }
         if constexpr (Source::kOfColumns == OfColumns::kGradientSums) boxes.Keep(x, box);
-        boxes.Store(x, map_c, params.c, first + box);
+        boxes.template Store<kSide>(x, map_c, params.c, first + box);
         if ((box + 1) % T::kBuffers == 0) {
           if constexpr (Source::kOfColumns == OfColumns::kMoments)
             boxes.StoreMoments(box + 1 - T::kBuffers);

@@ -166,7 +166,8 @@ struct Roles {
 };
 
 // TMA reads rows at multiples of 16 bytes. Of float32, one operand may lie across, which is read
-// into registers: where both do, the smaller one is packed. At 3xtf32 what is not read into
+// into registers: where both do, the smaller one is packed, and so is one that is smaller than C
+// beside a side, which TMA then copies. At 3xtf32 what is not read into
 // registers is packed in both parts, and A that is read into them lies along K.
 inline Roles RolesOf(const HopperGemm& gemm) {
   const auto readable = [&](const void* data, int64_t inner) {
@@ -179,8 +180,11 @@ inline Roles RolesOf(const HopperGemm& gemm) {
     const bool reads_b = b_across && !packs_b;
     return {packs_a || a_across || reads_b, !reads_b, false, reads_b};
   }
-  if (gemm.dtype == DL_FLOAT32 && a_across && b_across && !packs_a && !packs_b)
-    (gemm.m < gemm.n ? packs_a : packs_b) = true;
+  if (gemm.dtype == DL_FLOAT32) {
+    if (a_across && b_across && !packs_a && !packs_b) (gemm.m < gemm.n ? packs_a : packs_b) = true;
+    packs_a = packs_a || (a_across && gemm.side && gemm.k < gemm.n);
+    packs_b = packs_b || (b_across && gemm.side && gemm.k < gemm.m);
+  }
   return {packs_a, packs_b, a_across && !packs_a, b_across && !packs_b};
 }
 
