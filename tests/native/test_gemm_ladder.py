@@ -23,6 +23,7 @@ from dlsys import gpu_op
 from dlsys.dtypes import FLOAT32
 from dlsys.errors import DeviceError, NotApplicableError, SignatureError
 from dlsys.executor.tune.microbenchmark import Microbenchmark
+from dlsys.fusion.shared.body import ACTIVATIONS, GRADIENTS
 from dlsys.ndarray import NDArray, array, empty, launch
 from dlsys.ops.matmul import PRECISIONS
 from dlsys.rungs import GEMM, Algorithm, rung_of, rungs_among
@@ -31,6 +32,7 @@ from dlsys.runtime.library import load
 from dlsys.settings import settings
 from support import sample
 from support.devices import on_native_devices
+from support.table.families.fused.gemm import DACTS, FORMULAS
 
 UNIT = 2.0**-24  # of float32, rounded to nearest
 
@@ -560,6 +562,58 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
                 self.check(c.asnumpy(), [x, w], (True, False), bound(k, precision))
                 off = np.abs(sums.asnumpy() - w.sum(0, np.float64))
                 self.assertTrue((off <= bound(k, "fp32") * np.abs(w).sum(0)).all())
+
+    def test_hopper_reads_tf32_however_it_lies(self) -> None:
+        """With every epilogue and sums, where rows are at multiples of 16 bytes and where not, and
+        where tiles are cut along K.
+        """
+        shapes = ((300, 136, 72), (70, 264, 100), (40, 132, 900), (45, 67, 33))
+        names = [name for name in self.algorithms() if name.startswith("hopper ")]
+        served = 0
+        for shape, flags, name in sample.of(itertools.product(shapes, TRANSPOSES, names), 13):
+            with self.subTest(name=name, shape=shape, transposed=flags):
+                try:
+                    self.check_tf32(name, shape, flags)
+                except (NotApplicableError, DeviceError):
+                    continue
+                served += 1
+        if not served:
+            self.skipTest("the GPU does not have the rung hopper")
+
+    def check_tf32(self, name: str, shape: tuple[int, int, int], flags: tuple) -> None:
+        m, n, k = shape
+        number, tf32 = self.algorithms().index(name) + 1, PRECISIONS["tf32"]
+        operands = self.operands(*shape, flags)
+        self.check(self.product(operands, flags, name, "tf32"), operands, flags, bound(k, "tf32"))
+        a, b = (x.astype(np.float64).T if t else x for x, t in zip(operands, flags))
+        bias, side = self.operands(1, n, 1, (False, False))[1][0], self.operands(m, 1, n, (0, 0))[0]
+        exact, scale = a @ b, np.abs(a) @ np.abs(b)
+        given = [array(x, self.ctx) for x in operands]
+        c = empty((m, n), self.ctx)
+
+        def check(wanted: np.ndarray, own: np.ndarray) -> None:
+            """Slopes are 1.13 at most, and functions off by 2^-18 of `own`."""
+            off = np.abs(c.asnumpy() - wanted)
+            allowed = 1.13 * (bound(k + 1, "tf32") * scale + UNIT * np.abs(bias)) + 2.0**-18 * own
+            self.assertLessEqual((off - allowed).max(), 0)
+            c[:] = np.nan
+
+        for function in ("relu", "gelu_tanh"):
+            code, wanted = ACTIVATIONS.index(function) + 1, FORMULAS[function](exact + bias)
+            how = *flags, number, tf32, code
+            launch("matmul_bias", self.ctx, *given, array(bias, self.ctx), *how, c)
+            check(wanted, np.abs(wanted))
+        for function in ("relu_gradient", "gelu_tanh_gradient"):
+            code = GRADIENTS.index(function) + 1
+            how = *flags, number, tf32, code
+            launch("matmul_gradient", self.ctx, *given, array(side, self.ctx), *how, c)
+            check(DACTS[function](side.astype(np.float64)) * exact, np.abs(exact))
+        for of_a, summed in ((1, a.T), (0, b)):
+            sums = empty((summed.shape[1],), self.ctx)
+            launch("matmul_sums", self.ctx, *given, *flags, number, tf32, of_a, c, sums)
+            check(exact, np.zeros_like(exact))
+            off = np.abs(sums.asnumpy() - summed.sum(0, np.float64))
+            self.assertTrue((off <= bound(k, "fp32") * np.abs(summed).sum(0)).all())
 
     def test_3xtf32_has_infinities(self) -> None:
         a, b = self.operands(20, 9, 16, (False, False))

@@ -407,7 +407,7 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
   layout.out_step_n = (int)Size(c.out_hw);
   hopper::Params params{};
   params.m = (int)(c.images * c.Positions()), params.n = (int)c.out_channels, params.batch = 1;
-  params.k_panels = (int)(c.KernelSize() * PanelsOf<T>(c.in_channels)), params.passes = 1;
+  params.k_panels = (int)(c.KernelSize() * PanelsOf<T>(c.in_channels));
   const int64_t line = c.out_hw.w * c.out_channels;
   T* const first = out + c.h.out_from * line + c.w.out_from * c.out_channels;
   params.c = first, params.bias = bias;
@@ -516,7 +516,7 @@ template <class T>
 hopper::Params ParamsOf(const Conv& c, const Config& config, int64_t m, int64_t n, float* parts) {
   hopper::Params params{};
   params.m = (int)m, params.n = (int)n;
-  params.batch = config.workers, params.passes = 1;
+  params.batch = config.workers;
   params.k_panels = (int)CeilDiv(Depth<T>(c), config.workers);
   params.c = parts, params.aligned = params.in_boxes = true;
   return params;
@@ -570,8 +570,8 @@ void GradientInParts(const Call& at, const Conv& c, const T* x,
 
 // ---- the gradient of a filter in float32 ----
 
-// `to` (channels, pitch) of x (n, h, w, channels) at the positions of a filter of one element, in
-// the order of hopper::PlaceAcross and in zeros behind them.
+// `to` (channels, pitch) of x (n, h, w, channels) at the positions of a filter of one element, and
+// zeros behind them.
 struct TransposeTask {
   const float* x;
   float* to;
@@ -618,20 +618,19 @@ __global__ void __launch_bounds__(kThreads)
       at[0] = v[u].x, at[1] = v[u].y, at[2] = v[u].z, at[3] = v[u].w;
     }
     __syncthreads();
-    // The four elements that PlaceAcross puts at 4 quad.
-    const int k = quad / 2 * 8 + quad % 2;
+    const int k = quad * 4;
     const int64_t at = t * kTile + quad * 4;
 #pragma unroll
     for (int u = 0; u < kAtOnce; u++) {
       const int c = line + u * kLines;
       if (channel0 + c < task.channels && at < task.pitch)
         *(float4*)(task.to + (channel0 + c) * task.pitch + at) =
-            make_float4(tile[k][c], tile[k + 2][c], tile[k + 4][c], tile[k + 6][c]);
+            make_float4(tile[k][c], tile[k + 1][c], tile[k + 2][c], tile[k + 3][c]);
     }
   }
 }
 
-// Elements between the channels of the copy: a multiple of eight, as the order wants it.
+// Elements between the channels of the copy: panels that are whole.
 int64_t PitchOf(const Conv& c) { return RoundUp(c.n * Size(c.out), 32); }
 
 // `gathered` where x is images that a filter of one element meets, else it is dy.

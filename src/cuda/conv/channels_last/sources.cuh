@@ -56,6 +56,7 @@ class Correlation16 {
  public:
   using Layout = PixelLayout;
   static constexpr bool kAlongM = false, kAlongN = kAcross, kHasEpilogue = false;
+  static constexpr hopper::ReadsA kReadsA = hopper::ReadsA::kShared;
   static constexpr bool kSumsA = false;
   static constexpr bool kFloatResult = false;
   static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kNothing;
@@ -142,6 +143,7 @@ class FilterGradient16 {
  public:
   using Layout = PixelLayout;
   static constexpr bool kAlongM = true, kAlongN = true, kHasEpilogue = false;
+  static constexpr hopper::ReadsA kReadsA = hopper::ReadsA::kShared;
   static constexpr bool kSumsA = false;
   static constexpr bool kFloatResult = true;
   static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kNothing;
@@ -188,14 +190,15 @@ class FilterGradient16 {
   PixelColumn columns_[kColumns];
 };
 
-// The same of float32, whose B lies along K: a transposed copy of one of the arrays, in the order
-// of hopper::PlaceAcross. With kPixels that is dy, M = (kernel offset, channel) and N = filters;
-// else, for filters of one element, it is x, M = filters and N = channels.
+// The same of float32, whose B lies along K: a transposed copy of one of the arrays. With kPixels
+// that is dy, M = (kernel offset, channel) and N = filters; else, for filters of one element, it is
+// x, M = filters and N = channels.
 template <class T, bool kPixels>
 class FilterGradient32 {
  public:
   using Layout = PixelLayout;
   static constexpr bool kAlongM = true, kAlongN = false, kHasEpilogue = false;
+  static constexpr hopper::ReadsA kReadsA = hopper::ReadsA::kRegisters;
   static constexpr bool kFloatResult = true;
   static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kNothing;
   static constexpr bool kSumsA = false;

@@ -39,8 +39,8 @@ const char* HopperError(const HopperGemm& gemm);
 // Runs it; operands that TMA cannot read as they lie are copied first. `tiling` is an index of
 // HopperTilings, -1 leaves it to the cost model.
 void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int tiling = -1);
-// True where it makes the sums that it is asked for: of float32 that it transposes, and of 16 bits
-// those of an A that lies along M.
+// True where it makes the sums that it is asked for: of float32 that does not lie along K, and of
+// 16 bits those of an A that lies along M.
 bool HopperMakesSums(const HopperGemm& gemm);
 // True where it can store C before its activation too, or the derivative.
 bool HopperStoresBoth(const HopperGemm& gemm);

@@ -6,19 +6,21 @@
 // other multiplies (ping-pong). Blocks are persistent, one a multiprocessor; two of a cluster share
 // the panels of B by multicast. Tiles that would not fill a wave of blocks are laid one behind the
 // other along K and shared equally (stream-K); parts of a tile are added in the order of K: results
-// are deterministic. 3xtf32 runs over K three times, over the upper and lower parts of both
-// operands (Ootomo and Yokota 2022, doi:10.1177/10943420221090256). A consumer's warp makes the
-// epilogue of its own rows; their side comes by TMA while the tile is multiplied, and so does an
-// auxiliary operand that columns are summed with, to memory of its own: a stage of the ring that is
-// held through an epilogue would hold up the panels behind it. Functions are those of
+// are deterministic. 3xtf32 makes three products, of the upper and lower parts of both operands
+// (Ootomo and Yokota 2022, doi:10.1177/10943420221090256). A consumer's warp makes the epilogue of
+// its own rows; their side comes by TMA while the tile is multiplied, and so does an auxiliary
+// operand that columns are summed with, to memory of its own: a stage of the ring that is held
+// through an epilogue would hold up the panels behind it. Functions are those of
 // fast_functions.cuh.
 //
-// Operands lie along K or, of 16 bits, along M or N; A of float32 may lie along M, where B has K in
-// another order (MultiplyPanelsAcross). C is row-major and overlaps nothing but its side, each
-// element of which is read before that of C is stored. Large shapes are limited by the tensor
-// cores' power, K below about 1,000 by the stores of C.
+// Operands lie along K or, of 16 bits, along M or N. A of float32 may lie along M, and is read into
+// registers then (MultiplyFragments). B of float32 that lies along N takes the place of A, and
+// tiles are those of C's transpose. C is row-major and overlaps nothing but its side, each element
+// of which is read before that of C is stored. Large shapes are limited by the tensor cores' power,
+// K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"
+#include "cuda/gemm/hopper/fragments.cuh"
 #include "cuda/instructions/hopper.cuh"
 #include "cuda/instructions/ring.cuh"
 #include "cuda/pointwise/vector.cuh"
@@ -49,6 +51,7 @@ struct Tiling {
   static constexpr int kParts = PingPong ? 1 : kConsumers;  // of a tile, by consumer
   static constexpr int kRowNbytes = 128;                    // of a panel in shared memory, swizzled
   static constexpr int kPanelA = kTileM * kRowNbytes, kPanelB = TileN * kRowNbytes;
+  static constexpr bool kBothParts = false;
   static constexpr int kStageNbytes = kPanelA + kPanelB;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
@@ -82,10 +85,20 @@ using WithAux =
            T::kStages - (kAuxTiles * T::kAuxNbytes + T::kStageNbytes - 1) / T::kStageNbytes,
            T::kStagingN, kAuxTiles>;
 
+// The same for 3xtf32: stages, as many as there is room for, have the upper parts of B's elements
+// and behind them the lower ones.
+template <class T>
+struct WithBothParts : T {
+  static constexpr bool kBothParts = true;
+  static constexpr int kPanelB = 2 * T::kPanelB, kStageNbytes = T::kPanelA + kPanelB;
+  static constexpr int kStages = T::kStages * T::kStageNbytes / kStageNbytes;
+  static_assert(kStages * kStageNbytes == T::kStages * T::kStageNbytes, "the rest lies as it did");
+};
+
 // A GEMM, batched, as the kernel sees it; C of batch z is at c + z m n.
 struct Params {
   int m, n, batch;
-  int k_panels, passes;            // panels along K, and how often it runs over them
+  int k_panels;                    // panels along K
   int row_tiles, col_tiles, band;  // row tiles count clusters; a band of them shares columns in L2
   // The first tiles, one behind the other along K, are cut into as many equal shares as there are
   // workers: so many of the clusters. Where a worker begins repeats every so many tiles, by groups.
@@ -127,7 +140,7 @@ class Segments {
  public:
   __device__ __forceinline__ explicit Segments(const Params& params)
       : params_(params),
-        panels_(params.k_panels * params.passes),
+        panels_(params.k_panels),
         cluster_(blockIdx.x / T::kCluster),
         whole_(params.split_tiles + cluster_),
         at_(ShareOf(cluster_)),
@@ -195,6 +208,25 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
 // at most. With two producers, one copies A and one B. This one reads matrices, or batches of them;
 // those of convolutions are in conv/channels_last/sources.cuh.
 
+// Where wgmma reads A: in shared memory, or of float32 in registers, as it must be where A lies
+// along M; kRegistersOfColumns where the rows of A are the columns of C.
+enum class ReadsA { kShared, kRegisters, kRegistersOfColumns };
+
+// True where tiles are those of C's transpose.
+template <class Source>
+constexpr bool kTransposed = Source::kReadsA == ReadsA::kRegistersOfColumns;
+// True where a thread has the rows of RowAcross.
+template <class Source>
+constexpr bool kHasRowsAcross = Source::kReadsA != ReadsA::kShared && Source::kAlongM;
+// The first row of a consumer's 64 that a thread has accumulators of, and how far below is the
+// other.
+template <class Source>
+constexpr int kBelow = kHasRowsAcross<Source> ? 1 : 8;
+template <class Source>
+__device__ __forceinline__ int RowOfThread(int thread) {
+  return kHasRowsAcross<Source> ? RowAcross(thread) : thread / 32 * 16 + thread % 32 / 4;
+}
+
 // What a source has made of the columns of C as it is stored, in boxes; then there is no bias.
 enum class OfColumns {
   kNothing,
@@ -223,34 +255,35 @@ __device__ __forceinline__ void LoadPanel(uint32_t to, const CUtensorMap* map, u
   }
 }
 
-template <class E, class T, bool kAlongM_, bool kAlongN_>
+template <class E, class T, bool kAlongM_, bool kAlongN_, ReadsA kReadsA_ = ReadsA::kShared>
 class Matrices {
  public:
   struct Layout {};
   static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
-  static constexpr bool kSumsA = kAlongM_ && sizeof(E) == 2;  // where asked to
+  static constexpr ReadsA kReadsA = kReadsA_;
+  static constexpr bool kSumsA = kAlongM_;  // where asked to
   static constexpr OfColumns kOfColumns = OfColumns::kNothing;
   static constexpr bool kFloatResult = sizeof(E) == 4;
   static constexpr int kProducers = 1;
 
   // `first` of a tile's rows of B are copied by another block.
-  __device__ __forceinline__ Matrices(const Params& params, const Layout&, const TileOrigin& origin,
+  __device__ __forceinline__ Matrices(const Params&, const Layout&, const TileOrigin& origin,
                                       int first)
-      : params_(params), origin_(origin), col_(origin.col + first) {}
+      : origin_(origin), col_(origin.col + first) {}
 
   // Copies a panel to `a` and `b`, or to one of them.
   template <bool kOfA, bool kOfB>
   __device__ __forceinline__ void Load(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                        int panel, uint32_t a, uint32_t b, uint32_t barrier) const {
     constexpr int kTileK = 128 / (int)sizeof(E);
-    // The passes of 3xtf32: lower A by upper B, upper A by lower B, upper A by upper B.
-    const int pass = panel / params_.k_panels, k = (panel - pass * params_.k_panels) * kTileK;
-    const int z_a = params_.passes > 1 ? pass == 0 : origin_.z;
-    const int z_b = params_.passes > 1 ? pass == 1 : origin_.z;
-    if (kOfA) LoadPanel<E, kAlongM, false, T::kTileM>(a, map_a, barrier, origin_.row, k, z_a);
-    if (kOfB)
-      LoadPanel<E, kAlongN, (T::kCluster > 1), T::kTileN / T::kCluster>(b, map_b, barrier, col_, k,
-                                                                        z_b);
+    const int k = panel * kTileK, z = origin_.z;
+    if (kOfA) LoadPanel<E, kAlongM, false, T::kTileM>(a, map_a, barrier, origin_.row, k, z);
+    const auto load_b = [&](uint32_t to, int of) {
+      LoadPanel<E, kAlongN, (T::kCluster > 1), T::kTileN / T::kCluster>(to, map_b, barrier, col_, k,
+                                                                        of);
+    };
+    if (kOfB) load_b(b, z);
+    if (kOfB && T::kBothParts) load_b(b + T::kPanelB / 2, z + 1);
   }
 
   static __device__ __forceinline__ void Store(const Layout&, const CUtensorMap* map, uint32_t from,
@@ -264,7 +297,6 @@ class Matrices {
   }
 
  private:
-  const Params& params_;
   const TileOrigin& origin_;
   const int col_;
 };
@@ -356,15 +388,17 @@ class AuxTiles {
 template <class T>
 using Accumulators = float[T::kWarpgroupM][T::kBlocks][4];
 
-// The sums over K of a consumer's rows of A, as products with ones. The tiles of C that read the
-// same rows take their panels in turn, so that all are equally long.
+// The sums over K of a consumer's rows of A, as products with ones, or of fragments in float32. The
+// tiles of C that read the same rows take their panels in turn, so that all are equally long.
 template <class E, class T, class Source>
 class RowSums {
  public:
-  static constexpr bool kMade = Source::kSumsA && T::kMakesSums;
+  static constexpr bool kOfFragments = Source::kReadsA != ReadsA::kShared;
+  static constexpr bool kMade = Source::kSumsA && (kOfFragments || T::kMakesSums);
+  static constexpr bool kByProducts = kMade && !kOfFragments;
 
   __device__ __forceinline__ RowSums(const Params& params, uint32_t memory) : params_(params) {
-    if (kMade) ones_ = Descriptor(memory + T::kOnesAt, 16, 1024);
+    if (kByProducts) ones_ = Descriptor(memory + T::kOnesAt, 16, 1024);
   }
   __device__ __forceinline__ void Begin(const Segment& segment, int col) {
     if (!kMade) return;
@@ -374,6 +408,7 @@ class RowSums {
 #pragma unroll
     for (int q = 0; q < 4 * T::kWarpgroupM; q++) d_[q / 4][0][q % 4] = 0.f;
   }
+  __device__ __forceinline__ bool AreWanted() const { return params_.sums; }
   // True where the next panel falls to this tile.
   __device__ __forceinline__ bool TakesNext() {
     if (wait_-- > 0) return false;
@@ -381,21 +416,37 @@ class RowSums {
     return true;
   }
   __device__ __forceinline__ void Add(int i, uint64_t of_a) {
-    if constexpr (kMade) MultiplyAdd<E, Source::kAlongM, false>(d_[i], of_a, ones_, true);
+    if constexpr (kByProducts) MultiplyAdd<E, Source::kAlongM, false>(d_[i], of_a, ones_, true);
+  }
+  __device__ __forceinline__ void Add(int i, const uint32_t (&of_a)[4]) {
+    if constexpr (kMade) {
+      d_[i][0][0] += __uint_as_float(of_a[0]) + __uint_as_float(of_a[2]);
+      d_[i][0][2] += __uint_as_float(of_a[1]) + __uint_as_float(of_a[3]);
+    }
   }
   // Stores the part of a segment; the last split of a tile clears the parts that it does not have.
-  __device__ __forceinline__ void Store(const Segment& segment, int first_row) const {
-    if (!kMade || !params_.sums || threadIdx.x % 4) return;
+  __device__ __forceinline__ void Store(const Segment& segment, int first_row) {
+    if (!kMade || !params_.sums) return;
+    if constexpr (kOfFragments) {
+#pragma unroll
+      for (int q = 0; q < 2 * T::kWarpgroupM; q++) {
+        float& sum = d_[q / 2][0][q % 2 * 2];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      }
+    }
+    if (threadIdx.x % 4) return;
     const int end = segment.split + 1 < segment.splits ? segment.split + 1 : params_.sum_parts;
-    const int row0 = first_row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int row0 = first_row + RowOfThread<Source>(threadIdx.x % 128);
+    const int rows = kTransposed<Source> ? params_.n : params_.m;
 #pragma unroll 1
     for (int part = segment.split; part < end; part++) {
       float* const to =
-          params_.sums + ((int64_t)col_tile_ * params_.sum_parts + part) * params_.m + row0;
+          params_.sums + ((int64_t)col_tile_ * params_.sum_parts + part) * rows + row0;
 #pragma unroll
       for (int i = 0; i < 2 * T::kWarpgroupM; i++) {
-        const int row = i / 2 * 64 + i % 2 * 8;
-        if (row0 + row < params_.m) to[row] = part == segment.split ? d_[i / 2][0][i % 2 * 2] : 0.f;
+        const int row = i / 2 * 64 + i % 2 * kBelow<Source>;
+        if (row0 + row < rows) to[row] = part == segment.split ? d_[i / 2][0][i % 2 * 2] : 0.f;
       }
     }
   }
@@ -434,7 +485,7 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, Sums& sums, i
       for (int i = 0; i < T::kWarpgroupM; i++)
         MultiplyAdd<E, kAlongM, kAlongN>(d[i], of_a(i, k), of_b, panel + k > 0);
     }
-    if (Sums::kMade && sums.TakesNext()) {
+    if (Sums::kByProducts && sums.TakesNext()) {
       BeginProducts();
 #pragma unroll
       for (int q = 0; q < 4 * T::kWarpgroupM; q++) sums.Add(q / 4, of_a(q / 4, q % 4));
@@ -449,118 +500,28 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, Sums& sums, i
   release(previous);
 }
 
-// The place in memory of B's element k where A of float32 lies along M: of every eight, those of
-// even k come first.
-__host__ __device__ constexpr int PlaceAcross(int k) { return k / 8 * 8 + k % 2 * 4 + k % 8 / 2; }
-
-// What a thread multiplies at once of a panel of A along M, by blocks of 64 rows and eights of K: a
-// panel where registers allow it, or half of one.
-template <class T>
-constexpr int kEights = T::kTileN <= 64 ? 4 : 2;
-template <class T>
-using Fragments = uint32_t[T::kWarpgroupM][kEights<T>][4];
-
-// The elements of a row and of K from `t` twice on lie in banks of their own, for t from 0 to 3 and
-// eight rows: so wgmma's t is K's 2 t here, and its t + 4 is 2 t + 1.
-template <class T>
-__device__ __forceinline__ void ReadFragments(Fragments<T>& a, const unsigned char* panel,
-                                              int first_row, int first_eight) {
-  constexpr int kRowsOfBox = 32, kBox = kRowsOfBox * 128;  // (K, rows), swizzled
-  const int thread = threadIdx.x % 128;
-  const int row0 = first_row + thread / 32 * 16 + thread % 32 / 4;
-#pragma unroll
-  for (int i = 0; i < T::kWarpgroupM; i++) {
-#pragma unroll
-    for (int part = 0; part < 4; part++) {
-      const int row = row0 + i * 64 + part % 2 * 8, k = thread % 4 * 2 + part / 2;
-      const int quad = row % kRowsOfBox / 4 ^ k;
-      const unsigned char* from =
-          panel + row / kRowsOfBox * kBox + k * 128 + quad * 16 + row % 4 * 4;
-#pragma unroll
-      for (int q = 0; q < kEights<T>; q++)
-        a[i][q][part] = *(const uint32_t*)(from + (first_eight + q) * 1024);
-    }
-  }
-}
-
-// As MultiplyPanels, of float32 with A along M, which wgmma takes from registers alone; they are
-// read while those before are multiplied. B lies along K in the order of PlaceAcross.
-template <class T, class Release, class Issued>
-__device__ __forceinline__ void MultiplyPanelsAcross(Accumulators<T>& d, int count,
-                                                     const unsigned char* shared, uint32_t full,
-                                                     int first_row, RingPosition<T::kStages>& at,
-                                                     Release&& release, Issued&& issued) {
-  Fragments<T> even, odd;
-  int previous = 0;
-  const auto multiply = [&](Fragments<T>& a, int panel, auto first_eight) {
-    constexpr int kFirst = decltype(first_eight)::value;
-    const unsigned char* stage = shared + at.stage * T::kStageNbytes;
-    const uint32_t b = SharedAddress(stage) + T::kPanelA;
-    if (kFirst == 0) WaitForPhase(full + at.stage * 8, at.parity);
-    ReadFragments<T>(a, stage, first_row, kFirst);
-    BeginProducts();
-#pragma unroll
-    for (int q = 0; q < kEights<T>; q++) {
-      const uint64_t of_b = Descriptor(b + (kFirst + q) * 32, 16, 1024);
-#pragma unroll
-      for (int i = 0; i < T::kWarpgroupM; i++)
-        MultiplyAdd<float, false>(d[i], a[i][q], of_b, panel + kFirst + q > 0);
-    }
-    CloseProducts();
-    WaitForProducts<1>();
-    if (kFirst == 0 && panel > 0) release(previous);
-    if (kFirst + kEights<T> < 4) return;
-    previous = at.stage;
-    at.Advance();
-  };
-  constexpr std::integral_constant<int, 0> kBegin;
-  // ptxas has to see that no registers are written whose products may be under way.
-  if constexpr (kEights<T> == 2) {
-    for (int panel = 0; panel < count; panel++) {
-      multiply(even, panel, kBegin);
-      multiply(odd, panel, std::integral_constant<int, 2>());
-    }
-  } else {
-    int panel = 0;
-    for (; panel + 1 < count; panel += 2) {
-      multiply(even, panel, kBegin);
-      multiply(odd, panel + 1, kBegin);
-    }
-    if (panel < count) multiply(even, panel, kBegin);
-  }
-  issued();
-  WaitForProducts<0>();
-  release(previous);
-}
-
-// The same as MultiplyPanels, more exactly: tensor cores cut off what an addition does not hold, so
-// that their error grows with K. A few panels' sums at a time are added by ordinary, rounded
-// additions.
-template <class E, class T, class Sums, class Release>
-__device__ __forceinline__ void MultiplyPanelsExactly(Accumulators<T>& sums, Sums& of_rows,
-                                                      int count, uint32_t memory, uint32_t full,
-                                                      int first_row, RingPosition<T::kStages>& at,
-                                                      Release&& release) {
-  constexpr int kPanels = 8;
-#pragma unroll
-  for (int q = 0; q < T::kWarpgroupM * T::kBlocks; q++) {
-    float (&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
-    x[0] = x[1] = x[2] = x[3] = 0.f;
-  }
-  for (int panel = 0; panel < count; panel += kPanels) {
-    Accumulators<T> d;
-    MultiplyPanels<E, T, false, false>(d, of_rows, min(kPanels, count - panel), memory, full,
-                                       first_row, at, release, [] {});
-#pragma unroll
-    for (int q = 0; q < T::kWarpgroupM * T::kBlocks; q++) {
-      float (&x)[4] = sums[q / T::kBlocks][q % T::kBlocks];
-#pragma unroll
-      for (int e = 0; e < 4; e++) x[e] += d[q / T::kBlocks][q % T::kBlocks][e];
-    }
-  }
-}
-
 // ---- the epilogue ----
+
+// Which of four accumulators is element e of a pair, two of C that lie side by side.
+template <class Source>
+__host__ __device__ constexpr int OfPair(int half, int e) {
+  return kTransposed<Source> ? half + 2 * e : 2 * half + e;
+}
+
+// The first of a pair of elements of C.
+struct PlaceInC {
+  int row, col;
+};
+// That of pair `half` of the accumulators [i][j] of a thread of a consumer, whose part of a tile
+// begins at `origin`.
+template <class Source>
+__device__ __forceinline__ PlaceInC PlaceOfPair(const TileOrigin& origin, int thread, int i, int j,
+                                                int half) {
+  const int of_blocks = j * 8 + thread % 4 * 2;
+  const int row = origin.row + i * 64 + RowOfThread<Source>(thread);
+  if constexpr (kTransposed<Source>) return {origin.col + of_blocks + half, row};
+  return {row + half * kBelow<Source>, origin.col + of_blocks};
+}
 
 template <int kCode>
 using Code = std::integral_constant<int, kCode>;
@@ -604,9 +565,10 @@ __device__ __forceinline__ void WritePair(E* to, bool aligned, int valid, const 
 }
 
 // Each warp makes the epilogue of its own rows, in boxes of 128 bytes of 16 rows: `side` comes into
-// the warp's buffers by TMA while the tile is multiplied, and results leave them by TMA where they
-// are of 16 bits or their columns are asked about. Float32 has fewer buffers than boxes, so that
-// where both are asked for, `side` comes by way of the L2 cache instead.
+// the warp's buffers by TMA while the tile is multiplied, and results leave them by TMA. Float32
+// has fewer buffers than boxes: beside a side its results are stored from registers or, where their
+// columns are asked about, the side comes by way of the L2 cache. Rows of RowAcross go both ways
+// without buffers.
 constexpr int kRowsOfBox = 16;
 struct PairOfBoth {
   uint32_t c, other;
@@ -620,7 +582,9 @@ class Boxes {
   using Pairs = Pair<E>[kRowGroups][kBlocks][2];       // a box as a thread holds accumulators
   static constexpr bool kGradientSums = Source::kOfColumns == OfColumns::kGradientSums;
   static constexpr bool kStages = sizeof(E) == 2 || Source::kOfColumns != OfColumns::kNothing;
-  static constexpr bool kStagesSide = sizeof(E) == 2 || !kStages;
+  static constexpr bool kStagesSide = sizeof(E) == 2 || (!kStages && !kHasRowsAcross<Source>);
+  // Results of float32 where there is no side.
+  static constexpr bool kMayStage = kStages || (Source::kHasEpilogue && !kHasRowsAcross<Source>);
 
   // `buffers` are those of this warp, with a barrier for each: its side is there.
   __device__ __forceinline__ Boxes(const Params& params, const typename Source::Layout& layout,
@@ -630,12 +594,14 @@ class Boxes {
 
   // Goes on to a tile, and asks for as much of its side as there are buffers.
   __device__ __forceinline__ void Begin(const TileOrigin& origin, const CUtensorMap* map_side) {
-    origin_ = origin;
-    origin_.row += threadIdx.x % 128 / 32 * 16;
+    origin_ = of_warp_ = origin;
+    of_warp_.row += threadIdx.x % 128 / 32 * 16;
     if constexpr (kGradientSums) {
       ReadBits(0);
       if (!kStagesSide && params_.side) PrefetchSide();
     }
+    if constexpr (kHasRowsAcross<Source>)
+      if (params_.side) AskForSide();
     if (!SideIsStaged()) return;
     if (threadIdx.x % 32 == 0) {
       WaitForStoresReads();
@@ -664,25 +630,18 @@ class Boxes {
   }
 
   // Stores box `index` of C or of another array of its shape; staged where its side was, or in the
-  // next buffer.
+  // next buffer, or else from registers.
+  template <bool kSide>
   __device__ __forceinline__ void Store(const Pairs& x, const CUtensorMap* map, void* array,
                                         int index) {
-    const int l = threadIdx.x % 32, col = origin_.col + index * kBlocks * 8;
-    if constexpr (kStages) {
+    if constexpr (kStages || (!kSide && kMayStage)) {
       unsigned char* const to = NextBuffer(index);
       Stage(x, to);
       StoreStaged(to, map, index);
     } else {
-      const int col0 = col + l % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < 2 * kRowGroups; i++) {
-        const int row = origin_.row + l / 4 + i / 2 * 64 + i % 2 * 8;
-        if (row >= params_.m) continue;
-        E* to = (E*)array + Source::RowOf(params_, layout_, row, origin_.z) * params_.n + col0;
-#pragma unroll
-        for (int j = 0; j < kBlocks; j++)
-          if (col0 + j * 8 < params_.n) *(Pair<E>*)(to + j * 8) = x[i / 2][j][i % 2];
-      }
+      ForPlaces(index, [&](int i, int j, int half, bool exists, int64_t at) {
+        if (exists) *(Pair<E>*)((E*)array + at) = x[i][j][half];
+      });
     }
   }
 
@@ -934,7 +893,7 @@ class Boxes {
     const int col = origin_.col + index * kBlocks * 8;
 #pragma unroll
     for (int i = 0; i < kRowGroups; i++)
-      Source::Store(layout_, map, SharedAddress(staged) + i * kNbytes, origin_.row + i * 64, col,
+      Source::Store(layout_, map, SharedAddress(staged) + i * kNbytes, of_warp_.row + i * 64, col,
                     origin_.z);
     CloseStores();
   }
@@ -958,9 +917,7 @@ class Boxes {
     }
   }
   // The first row of the consumer's part of the tile.
-  __device__ __forceinline__ int FirstRow() const {
-    return origin_.row - (int)threadIdx.x % 128 / 32 * 16;
-  }
+  __device__ __forceinline__ int FirstRow() const { return origin_.row; }
   static __device__ __forceinline__ void SyncConsumer() {
     SyncThreads(1 + (int)threadIdx.x / 128, 128);
   }
@@ -971,7 +928,7 @@ class Boxes {
     const int col = origin_.col + index * kBlocks * 8;
 #pragma unroll
     for (int k = 0; k < kBits; k++) {
-      const int row = origin_.row + threadIdx.x % 32 / 4 + k / 2 * 64 + k % 2 * 8;
+      const int row = of_warp_.row + threadIdx.x % 32 / 4 + k / 2 * 64 + k % 2 * 8;
       bits_[k] = row < params_.m && col < params_.n
                      ? *(const Bits*)(layout_.bits + ((int64_t)row * params_.n + col) / 8)
                      : 0;
@@ -988,19 +945,26 @@ class Boxes {
     }
   }
 
+  // Lets a side that is not staged come into the L2 cache.
+  __device__ __forceinline__ void AskForSide() const {
+    constexpr int kRows = kTransposed<Source> ? T::kTileN : T::kRows;
+    constexpr int kCols = kTransposed<Source> ? T::kRows : T::kTileN, kOfLine = 128 / sizeof(E);
+    constexpr int kLines = kCols / kOfLine;  // of a row
+    const int row0 = kTransposed<Source> ? origin_.col : origin_.row;
+    const int col0 = kTransposed<Source> ? origin_.row : origin_.col;
+    for (int k = threadIdx.x % 128; k < kRows * kLines; k += 128) {
+      const int row = row0 + k / kLines, col = col0 + k % kLines * kOfLine;
+      if (row < params_.m && col < params_.n)
+        PrefetchToL2((const E*)params_.side +
+                     Source::RowOf(params_, layout_, row, origin_.z) * params_.n + col);
+    }
+  }
+
   // The side of box `index` where it is not staged.
   __device__ __forceinline__ void ReadSideOfColumns(int index, Pairs& side) const {
-    const int l = threadIdx.x % 32, col = origin_.col + index * kBlocks * 8 + l % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < 2 * kRowGroups; i++) {
-      const int row = origin_.row + l / 4 + i / 2 * 64 + i % 2 * 8;
-      const E* const from = (const E*)params_.side + (int64_t)row * params_.n + col;
-#pragma unroll
-      for (int j = 0; j < kBlocks; j++)
-        side[i / 2][j][i % 2] = row < params_.m && col + j * 8 < params_.n
-                                    ? *(const Pair<E>*)(from + j * 8)
-                                    : Pair<E>{};
-    }
+    ForPlaces(index, [&](int i, int j, int half, bool exists, int64_t at) {
+      side[i][j][half] = exists ? *(const Pair<E>*)((const E*)params_.side + at) : Pair<E>{};
+    });
   }
 
   __device__ __forceinline__ bool SideIsStaged() const { return kStagesSide && params_.side; }
@@ -1015,7 +979,7 @@ class Boxes {
 #pragma unroll
     for (int i = 0; i < kRowGroups; i++)
       LoadBox<false>(SharedAddress(BufferOf(buffer)) + i * kNbytes, map_side, barrier, col,
-                     origin_.row + i * 64, origin_.z);
+                     of_warp_.row + i * 64, origin_.z);
   }
   // Where a pair of accumulators is in a buffer.
   static __device__ __forceinline__ int PlaceOf(int i, int j, int half) {
@@ -1036,12 +1000,40 @@ class Boxes {
     }
   }
 
+  // Calls f with each pair of box `index`, whether C has it, and where it is in an array of C's
+  // shape.
+  template <class F>
+  __device__ __forceinline__ void ForPlaces(int index, F&& f) const {
+    constexpr int kRows = 2 * (kTransposed<Source> ? kBlocks : kRowGroups);
+    const PlaceInC first = PlaceOfPair<Source>(origin_, threadIdx.x % 128, 0, index * kBlocks, 0);
+#pragma unroll
+    for (int k = 0; k < kRows; k++) {
+      const int half = k % 2;
+      const int row =
+          first.row + (kTransposed<Source> ? k / 2 * 8 + half : k / 2 * 64 + half * kBelow<Source>);
+      const int64_t of_row = Source::RowOf(params_, layout_, row, origin_.z) * params_.n;
+      if constexpr (kTransposed<Source>) {
+#pragma unroll
+        for (int i = 0; i < kRowGroups; i++) {
+          const int col = first.col + i * 64;
+          f(i, k / 2, half, row < params_.m && col < params_.n, of_row + col);
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kBlocks; j++) {
+          const int col = first.col + j * 8;
+          f(k / 2, j, half, row < params_.m && col < params_.n, of_row + col);
+        }
+      }
+    }
+  }
+
   const Params& params_;
   const typename Source::Layout& layout_;
   unsigned char* const buffers_;
   const uint32_t barriers_;
   AuxTiles<E, T> aux_;
-  TileOrigin origin_;
+  TileOrigin origin_, of_warp_;  // of the consumer's part, and of the warp's 16 rows
   RingPosition<(kCount < T::kBuffers ? kCount : T::kBuffers)> loaded_;
   int next_ = 0;
   using Bits = std::conditional_t<sizeof(E) == 2, uint64_t, uint32_t>;  // of a row of a box
@@ -1093,21 +1085,26 @@ __device__ __forceinline__ void WithFunction(const Params& params, F&& f) {
   }
 }
 
-// The bias of a tile's columns, in pairs as a thread holds a row of accumulators.
-template <class E, class T>
-__device__ __forceinline__ void ReadBias(Pair<E> (&bias)[T::kBlocks], const Params& params,
-                                         int col) {
-  col += threadIdx.x % 4 * 2;
+// The bias of a tile's columns, in pairs as a thread holds a row of accumulators, or a column.
+template <class T, class Source>
+constexpr int kBiasPairs = kTransposed<Source> ? T::kWarpgroupM : T::kBlocks;
+template <class E, class T, class Source>
+__device__ __forceinline__ void ReadBias(Pair<E> (&bias)[kBiasPairs<T, Source>],
+                                         const Params& params, const TileOrigin& origin) {
+  constexpr int kStep = kTransposed<Source> ? 64 : 8;
+  const int col = PlaceOfPair<Source>(origin, threadIdx.x % 128, 0, 0, 0).col;
 #pragma unroll
-  for (int j = 0; j < T::kBlocks; j++)
-    if (col + j * 8 < params.n) bias[j] = *(const Pair<E>*)((const E*)params.bias + col + j * 8);
+  for (int k = 0; k < kBiasPairs<T, Source>; k++)
+    if (col + k * kStep < params.n)
+      bias[k] = *(const Pair<E>*)((const E*)params.bias + col + k * kStep);
 }
 
 // Stores a consumer's part of a tile with its epilogue. The loop over boxes is rolled where there
 // is a function, so that there is code for two; accumulators move down to the registers that it
 // reads.
 template <class E, class T, class Source, bool kSide, bool kBefore, bool kRolled, class F>
-__device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
+__device__ __forceinline__ void StoreBoxes(Accumulators<T>& d,
+                                           Pair<E> (&bias)[kBiasPairs<T, Source>],
                                            Boxes<E, T, Source>& boxes, const Params& params,
                                            const CUtensorMap* map_c, const CUtensorMap* map_other,
                                            F&& function) {
@@ -1124,16 +1121,18 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
 #pragma unroll
           for (int j = 0; j < kBlocks; j++) {
             float (&v)[4] = d[i][box * kBlocks + j];
-            const float even = ElementOf<0, E>(bias[box * kBlocks + j]);
-            const float odd = ElementOf<1, E>(bias[box * kBlocks + j]);
-            v[0] += even, v[1] += odd, v[2] += even, v[3] += odd;
+            const Pair<E>& added = bias[kTransposed<Source> ? i : box * kBlocks + j];
+            const float even = ElementOf<0, E>(added), odd = ElementOf<1, E>(added);
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+              v[OfPair<Source>(half, 0)] += even, v[OfPair<Source>(half, 1)] += odd;
           }
         }
       }
       const auto pair_of = [&](int i, int j, int half, const Pair<E>& side, auto&& f) {
         const float (&v)[4] = d[i][box * kBlocks + j];
-        return RoundedPair<E>(f(ElementOf<0, E>(side), v[2 * half]),
-                              f(ElementOf<1, E>(side), v[2 * half + 1]));
+        return RoundedPair<E>(f(ElementOf<0, E>(side), v[OfPair<Source>(half, 0)]),
+                              f(ElementOf<1, E>(side), v[OfPair<Source>(half, 1)]));
       };
       if constexpr (kInPieces) {
         if constexpr (kBefore && kHasSlope<F> && T::kBuffers >= 2)
@@ -1173,7 +1172,7 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
           }
         }
         if constexpr (Source::kOfColumns == OfColumns::kGradientSums) boxes.Keep(x, box);
-        boxes.Store(x, map_c, params.c, first + box);
+        boxes.template Store<kSide>(x, map_c, params.c, first + box);
         if ((box + 1) % T::kBuffers == 0) {
           if constexpr (Source::kOfColumns == OfColumns::kMoments)
             boxes.StoreMoments(box + 1 - T::kBuffers);
@@ -1184,7 +1183,7 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
     }
 #pragma unroll
     for (int j = 0; j + kAtOnce * kBlocks < T::kBlocks; j++) {
-      bias[j] = bias[j + kAtOnce * kBlocks];
+      if constexpr (!kTransposed<Source>) bias[j] = bias[j + kAtOnce * kBlocks];
 #pragma unroll
       for (int i = 0; i < T::kWarpgroupM; i++) {
 #pragma unroll
@@ -1195,7 +1194,8 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d, Pair<E> (&bias)[T
 }
 
 template <class E, class T, class Source>
-__device__ __forceinline__ void StoreTile(Accumulators<T>& d, Pair<E> (&bias)[T::kBlocks],
+__device__ __forceinline__ void StoreTile(Accumulators<T>& d,
+                                          Pair<E> (&bias)[kBiasPairs<T, Source>],
                                           Boxes<E, T, Source>& boxes, const Params& params,
                                           const CUtensorMap* map_c, const CUtensorMap* map_other) {
   constexpr bool kHasGradients = sizeof(E) == 4 || Boxes<E, T, Source>::kCount <= T::kBuffers;
@@ -1311,7 +1311,7 @@ __device__ __forceinline__ void AddSplits(float4 (&sums)[kBatch], const float4* 
 
 // Waits for all splits of a tile, adds one of as many slices of them, and stores it; whole tiles
 // come here as well where rows allow no wide access.
-template <class E, class T, bool kHasEpilogue>
+template <class E, class T, class Source>
 __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& segment,
                                            const TileOrigin& origin, uint32_t rank, int part,
                                            int consumer) {
@@ -1354,12 +1354,14 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
       const int q = item / 128;
 #pragma unroll 1
       for (int half = 0; half < 2; half++) {
-        const int row =
-            origin.row + q / T::kBlocks * 64 + item % 128 / 32 * 16 + item % 32 / 4 + half * 8;
-        const int col = origin.col + q % T::kBlocks * 8 + item % 4 * 2, valid = params.n - col;
+        const auto [row, col] =
+            PlaceOfPair<Source>(origin, item % 128, q / T::kBlocks, q % T::kBlocks, half);
+        const int valid = params.n - col;
         if (valid <= 0 || row >= params.m) continue;
         const int64_t at = ((int64_t)origin.z * params.m + row) * params.n + col;
-        float x = half ? sum.z : sum.x, y = half ? sum.w : sum.y;
+        const float left = kTransposed<Source> ? sum.y : sum.z;
+        const float right = kTransposed<Source> ? sum.z : sum.y;
+        float x = half ? left : sum.x, y = half ? sum.w : right;
         if (params.bias) {
           const Pair<E> bias = ReadPair((const E*)params.bias + col, params.aligned, valid);
           x += ElementOf<0, E>(bias), y += ElementOf<1, E>(bias);
@@ -1370,7 +1372,7 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
         if (params.before && !params.slope) write(params.before, x, y);
         Pair<E> side = {};
         if (params.side) side = ReadPair((const E*)params.side + at, params.aligned, valid);
-        if constexpr (kHasEpilogue)
+        if constexpr (Source::kHasEpilogue)
           WithFunction(params, [&](auto&& function, auto) {
             if constexpr (kHasSlope<decltype(function)>)
               if (params.slope)
@@ -1417,7 +1419,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   Boxes<R, T, Source> boxes = BoxesOf<R, T, Source>(params, layout, shared, full, threadIdx.x / 32);
   Accumulators<T> d;
   RowSums<E, T, Source> sums(params, memory);
-  Pair<R> bias[T::kBlocks];
+  Pair<R> bias[kBiasPairs<T, Source>];
   RingPosition<T::kStages> at;
   Segments<T> segments(params);
   Segment segment, next;
@@ -1436,7 +1438,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     if (in_boxes) {
       boxes.Begin(origin, map_other);
       if (Source::kOfColumns == OfColumns::kNothing && params.bias)
-        ReadBias<R, T>(bias, params, origin.col);
+        ReadBias<R, T, Source>(bias, params, origin);
     }
     sums.Begin(segment, origin.col);
     if (T::kPingPong) SyncThreads(kTurn + consumer, 256);
@@ -1444,9 +1446,10 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
       if (T::kPingPong && more) ArriveThreads(kTurn + 1 - consumer, 256);
     };
     if constexpr (kExact)
-      MultiplyPanelsExactly<E, T>(d, sums, count, memory, full, first_row, at, release);
-    else if constexpr (sizeof(E) == 4 && Source::kAlongM)
-      MultiplyPanelsAcross<T>(d, count, shared, full, first_row, at, release, issued);
+      MultiplyFragmentsExactly<T, Source::kAlongM>(d, count, shared, full, first_row, at, release);
+    else if constexpr (Source::kReadsA != ReadsA::kShared)
+      MultiplyFragments<T, Source::kAlongM>(d, sums, count, shared, full, first_row, at, release,
+                                            issued);
     else
       MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, sums, count, memory, full,
                                                              first_row, at, release, issued);
@@ -1458,7 +1461,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     }
     WritePartial<T>(d, params, segment, rank, part, consumer);
     if (segment.splits == 1)
-      StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin, rank, part, consumer);
+      StoreSlice<R, T, Source>(params, segment, origin, rank, part, consumer);
   }
   WaitForStores();
   // A cluster has written its splits before it waits for others': the first split of a tile is the
@@ -1466,8 +1469,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   Segments<T> again(params);
   while (again.Next(segment) && segment.tile < params.split_tiles)
     if (segment.splits > 1 && !(params.in_boxes && segment.splits <= kMostOwned))
-      StoreSlice<R, T, Source::kHasEpilogue>(params, segment, origin_of(segment), rank, part,
-                                             consumer);
+      StoreSlice<R, T, Source>(params, segment, origin_of(segment), rank, part, consumer);
 }
 
 template <class E, class T, class Source, bool kExact>
@@ -1488,7 +1490,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     for (int k = T::kBoxBarriersAt; k < T::kBarriers; k++) InitBarrier(full + k * 8, 1);
     PublishBarriers();
   }
-  if constexpr (RowSums<E, T, Source>::kMade) {
+  if constexpr (RowSums<E, T, Source>::kByProducts) {
     if (threadIdx.x < T::kOnesNbytes / 4)
       ((uint32_t*)(shared + T::kOnesAt))[threadIdx.x] = Packed<E>(1.f, 1.f);
     LetBulkFollow();

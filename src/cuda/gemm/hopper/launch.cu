@@ -22,12 +22,14 @@ Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
   const bool simple = gemm.activation <= 1 && (gemm.gradient <= 1 || gemm.gradient == kProduct);
   const double epilogue_us = plain ? 0 : simple ? cost.simple_us : cost.fast_us;
-  const TileTime time{cost.tile_m,   cost.tile_n,  cost.cluster, index == kPingPong,
-                      cost.panel_us, cost.tile_us, epilogue_us};
-  const double nbytes = (double)(gemm.m + gemm.n) * (double)(gemm.k * gemm.batch) *
-                        (double)DtypeNbytes(gemm.dtype) * (gemm.split ? 2 : 1);
-  const Extents extents{gemm.m, gemm.n, PanelsOf(gemm), gemm.batch, nbytes};
-  return Estimated(time, extents, multiprocessors, index);
+  const double panel_us = ReadsAcross(gemm) ? cost.across_us : cost.panel_us * (gemm.split ? 3 : 1);
+  const TileTime time{cost.tile_m, cost.tile_n,  cost.cluster, index == kPingPong,
+                      panel_us,    cost.tile_us, epilogue_us};
+  const bool of_columns = gemm.dtype == DL_FLOAT32 && RolesOf(gemm).b_across;
+  const int64_t rows = of_columns ? gemm.n : gemm.m, cols = of_columns ? gemm.m : gemm.n;
+  const double nbytes =
+      (double)(gemm.m + gemm.n) * (double)(gemm.k * gemm.batch) * (double)DtypeNbytes(gemm.dtype);
+  return Estimated(time, {rows, cols, PanelsOf(gemm), gemm.batch, nbytes}, multiprocessors, index);
 }
 
 // True where the tiling has room in shared memory for the side of a tile, which float32 needs not.
@@ -49,7 +51,8 @@ bool HasKernel(const HopperGemm& gemm, int tiling) {
   const bool narrow = gemm.dtype != DL_FLOAT32;
   if (narrow && HopperMakesSums(gemm) && !MakesSums(tiling, kAll)) return false;
   if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
-  return gemm.split ? kCosts[tiling].exact : kCosts[tiling].plain;
+  if (gemm.split) return kCosts[tiling].exact;
+  return ReadsAcross(gemm) ? kCosts[tiling].across_us > 0 : kCosts[tiling].plain;
 }
 
 }  // namespace
@@ -87,21 +90,25 @@ void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int 
 }
 
 double HopperEstimateUs(const HopperGemm& gemm) {
-  const auto pack_us = [&](const void* data, int64_t rows, bool across) {
+  const auto pack_us = [&](bool packs, int64_t rows, bool splits) {
     const double nbytes = (double)rows * gemm.k * gemm.batch * DtypeNbytes(gemm.dtype);
-    if (!IsPacked(gemm, data, across, across ? rows : gemm.k)) return 0.;
-    return kPackUs + nbytes * (gemm.split ? 3 : 2) / kPackNbytesUs;
+    return packs ? kPackUs + nbytes * (splits ? 3 : 2) / kPackNbytesUs : 0.;
   };
-  return kLaunchUs + BestConfig(gemm, -1).us + pack_us(gemm.a, gemm.m, gemm.trans_a) +
-         pack_us(gemm.b, gemm.n, !gemm.trans_b);
+  const Roles roles = RolesOf(gemm);
+  return kLaunchUs + BestConfig(gemm, -1).us +
+         pack_us(roles.packs_a, gemm.m, gemm.split && roles.b_across) +
+         pack_us(roles.packs_b, gemm.n, gemm.split && !roles.b_across);
 }
 
 bool HopperMakesSums(const HopperGemm& gemm) {
-  const bool summed = gemm.sums && gemm.m > 0 && gemm.n > 0 && gemm.k > 0 && gemm.batch == 1;
-  if (gemm.dtype != DL_FLOAT32)
-    return summed && gemm.sums_of_a && gemm.trans_a && !IsPacked(gemm, gemm.a, true, gemm.m);
-  return summed && (gemm.sums_of_a ? IsTransposed(gemm, gemm.a, gemm.trans_a, gemm.m)
-                                   : IsTransposed(gemm, gemm.b, !gemm.trans_b, gemm.n));
+  const bool summed =
+      gemm.sums && !gemm.split && gemm.m > 0 && gemm.n > 0 && gemm.k > 0 && gemm.batch == 1;
+  if (!summed) return false;
+  const Roles roles = RolesOf(gemm);
+  if (gemm.dtype != DL_FLOAT32) return gemm.sums_of_a && roles.a_across;
+  if (gemm.sums_of_a ? roles.a_across : roles.b_across) return true;
+  return gemm.sums_of_a ? roles.packs_a && IsTransposed(gemm, gemm.a, gemm.trans_a, gemm.m)
+                        : roles.packs_b && IsTransposed(gemm, gemm.b, !gemm.trans_b, gemm.n);
 }
 
 bool HopperStoresBoth(const HopperGemm& gemm) {

@@ -98,8 +98,10 @@ template <class E, class T, class Source, bool kExact>
 void LaunchTiles(const char* op, DLContext ctx, const Config& config, const Maps& maps,
                  Params params, const typename Source::Layout& layout, DLStream stream) {
   constexpr int kBand = 16;  // row tiles: their panels of A and a wave's of B stay in L2
-  params.row_tiles = (int)CeilDiv(CeilDiv(params.m, T::kTileM), T::kCluster);
-  params.col_tiles = (int)CeilDiv(params.n, T::kTileN);
+  constexpr bool kTurned = kTransposed<Source>;
+  const int rows = kTurned ? params.n : params.m, cols = kTurned ? params.m : params.n;
+  params.row_tiles = (int)CeilDiv(CeilDiv(rows, T::kTileM), T::kCluster);
+  params.col_tiles = (int)CeilDiv(cols, T::kTileN);
   params.band = kBand / T::kCluster;
   params.split_tiles = config.split_tiles, params.workers = config.workers;
   params.groups = std::max(1, std::gcd(config.split_tiles, config.workers));

@@ -16,7 +16,7 @@ namespace hopper {
 // ---- tilings ----
 
 using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
-                           Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64> >;
+                           Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64>>;
 static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
 
 // What a tiling has kernels for, and its times on an H200: of a panel (128 bytes of K), of what a
@@ -26,13 +26,14 @@ struct TilingCost {
   int tile_m, tile_n, cluster;
   double panel_us, tile_us, simple_us, fast_us;
   bool exact, plain;  // has a kernel of 3xtf32, and one of the rest
+  double across_us;   // of a panel of float32 that is read into registers; 0 where it has no kernel
 };
 constexpr int kPingPong = 1;
 constexpr TilingCost kCosts[kHopperTilings] = {
-    {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 4, false, true},
-    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 8, false, true},
-    {"128x128", 128, 128, 1, 0.37, 1.6, 0.4, 1.6, true, false},
-    {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true}};
+    {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 4, false, true, 0.69},
+    {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 8, false, true, 0},
+    {"128x128", 128, 128, 1, 0.37, 1.6, 0.4, 1.6, true, false, 0.42},
+    {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true, 0.25}};
 
 inline bool IsAligned(const HopperGemm& gemm) {
   return gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.before) && Aligned16(gemm.bias) &&
@@ -44,7 +45,7 @@ inline bool IsInBoxes(const HopperGemm& gemm) {
 }
 
 inline int64_t PanelsOf(const HopperGemm& gemm) {
-  return CeilDiv(gemm.k, 128 / DtypeNbytes(gemm.dtype)) * (gemm.split ? 3 : 1);
+  return CeilDiv(gemm.k, 128 / DtypeNbytes(gemm.dtype));
 }
 
 // The tiling and cuts of the least estimated time, or the cuts of a tiling that is given.
@@ -159,16 +160,51 @@ struct Operand {
 
 inline int64_t RoundUp(int64_t x, int64_t unit) { return CeilDiv(x, unit) * unit; }
 
-// True where the operand has to be packed: TMA reads rows at multiples of 16 bytes, wgmma reads
-// tf32 along K.
-inline bool IsPacked(const HopperGemm& gemm, const void* data, bool across, int64_t inner) {
-  const int64_t nbytes = inner * DtypeNbytes(gemm.dtype);
-  return gemm.split || !Aligned16(data) || nbytes % 16 || (gemm.dtype == DL_FLOAT32 && across);
+// Which operands are packed, along K, and which are read as they lie along M or N.
+struct Roles {
+  bool packs_a, packs_b, a_across, b_across;
+};
+
+// TMA reads rows at multiples of 16 bytes. Of float32, one operand may lie across, which is read
+// into registers: where both do, the smaller one is packed, and so is one that is smaller than C
+// beside a side, which TMA then copies. At 3xtf32 what is not read into
+// registers is packed in both parts, and A that is read into them lies along K.
+inline Roles RolesOf(const HopperGemm& gemm) {
+  const auto readable = [&](const void* data, int64_t inner) {
+    return Aligned16(data) && inner * DtypeNbytes(gemm.dtype) % 16 == 0;
+  };
+  bool packs_a = !readable(gemm.a, gemm.trans_a ? gemm.m : gemm.k);
+  bool packs_b = !readable(gemm.b, gemm.trans_b ? gemm.k : gemm.n);
+  const bool a_across = gemm.trans_a, b_across = !gemm.trans_b;
+  if (gemm.split) {
+    const bool reads_b = b_across && !packs_b;
+    return {packs_a || a_across || reads_b, !reads_b, false, reads_b};
+  }
+  if (gemm.dtype == DL_FLOAT32) {
+    if (a_across && b_across && !packs_a && !packs_b) (gemm.m < gemm.n ? packs_a : packs_b) = true;
+    packs_a = packs_a || (a_across && gemm.side && gemm.k < gemm.n);
+    packs_b = packs_b || (b_across && gemm.side && gemm.k < gemm.m);
+  }
+  return {packs_a, packs_b, a_across && !packs_a, b_across && !packs_b};
+}
+
+// True where an operand of float32 is read into registers as it lies.
+inline bool ReadsAcross(const HopperGemm& gemm) {
+  const Roles roles = RolesOf(gemm);
+  return gemm.dtype == DL_FLOAT32 && !gemm.split && (roles.a_across || roles.b_across);
+}
+
+// True where the product sums an operand in its kernel: of 16 bits an A that lies along M, of
+// float32 what is read into registers.
+inline bool SumsAsItMultiplies(const HopperGemm& gemm) {
+  const Roles roles = RolesOf(gemm);
+  const bool either = gemm.dtype == DL_FLOAT32 && !gemm.sums_of_a && roles.b_across;
+  return HopperMakesSums(gemm) && ((gemm.sums_of_a && roles.a_across) || either);
 }
 
 // True where TransposeKernel packs it.
 inline bool IsTransposed(const HopperGemm& gemm, const void* data, bool across, int64_t rows) {
-  return gemm.dtype == DL_FLOAT32 && !gemm.split && across && rows % 4 == 0 && Aligned16(data);
+  return gemm.dtype == DL_FLOAT32 && across && rows % 4 == 0 && Aligned16(data);
 }
 
 // Elements between the rows of a packed operand: those of long rows begin at lines of 128 bytes, as
@@ -184,20 +220,20 @@ template <class E>
 class OperandOf {
  public:
   OperandOf(const char* op, const HopperGemm& gemm, const void* data, int64_t rows, bool across,
-            float* sums, DLStream stream) {
+            bool packs, bool splits, float* sums, DLStream stream) {
     const int64_t inner = across ? rows : gemm.k, k = gemm.k;
     operand_ = {data, rows, k, inner, gemm.batch, across};
-    if (!IsPacked(gemm, data, across, inner)) return;
-    const int64_t pitch = PackedPitch(gemm), parts = gemm.split ? 2 : 1;
+    if (!packs) return;
+    const int64_t pitch = PackedPitch(gemm), parts = splits ? 2 : 1;
     packed_.emplace(gemm.ctx, parts * gemm.batch * rows * pitch * (int64_t)sizeof(E), stream);
     operand_ = {packed_->data(), rows, k, pitch, parts * gemm.batch, false};
     if constexpr (sizeof(E) == 4)
-      if (IsTransposed(gemm, data, across, rows)) {
+      if (!splits && IsTransposed(gemm, data, across, rows)) {
         Transpose(op, gemm, (const float*)data, pitch, sums, stream);
         return;
       }
     const int64_t tiles = CeilDiv(rows, kPackTile) * CeilDiv(pitch, kPackTile);
-    LaunchPack(op, (const E*)data, rows, k, pitch, across, gemm.split, gemm.batch, tiles, stream);
+    LaunchPack(op, (const E*)data, rows, k, pitch, across, splits, gemm.batch, tiles, stream);
   }
   const Operand& get() const { return operand_; }
 
@@ -229,16 +265,11 @@ class OperandOf {
 // ---- tensor maps ----
 
 template <class E>
-CUtensorMap MapOf(const char* op, const void* data, int64_t inner, int64_t outer, int64_t pitch,
-                  int64_t batch, int box_outer) {
-  return BoxMap(op, kDtype<E>, data, inner, outer, pitch, batch, box_outer);
-}
-
-template <class E>
-CUtensorMap MapOf(const char* op, const Operand& x, int box_rows) {
+CUtensorMap MapOf(const char* op, const Operand& x, int box_rows, bool rounds = true) {
   constexpr int kTileK = 128 / sizeof(E);
-  if (x.across) return MapOf<E>(op, x.data, x.rows, x.k, x.pitch, x.batch, kTileK);
-  return MapOf<E>(op, x.data, x.k, x.rows, x.pitch, x.batch, box_rows);
+  const int64_t inner = x.across ? x.rows : x.k, outer = x.across ? x.k : x.rows;
+  return BoxMap(op, kDtype<E>, x.data, inner, outer, x.pitch, x.batch, x.across ? kTileK : box_rows,
+                rounds);
 }
 
 // ---- launches ----
@@ -249,13 +280,13 @@ inline int MostSplits(const Config& config, int64_t panels) {
   return (int)CeilDiv(panels - 1, config.split_tiles * panels / config.workers) + 1;
 }
 
-template <class E, class T, bool kAlongM, bool kAlongN, bool kExact = false>
+// `a` and `b` as the kernel has them, which are op(B) and op(A) for tiles of C's transpose.
+template <class E, class T, class Source, bool kExact = false>
 void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
                 const Config& config, DLStream stream) {
   Params params = {};
   params.m = (int)gemm.m, params.n = (int)gemm.n, params.batch = (int)gemm.batch;
-  params.passes = gemm.split ? 3 : 1;
-  params.k_panels = (int)(PanelsOf(gemm) / params.passes);
+  params.k_panels = (int)PanelsOf(gemm);
   params.c = gemm.c, params.before = gemm.before, params.slope = gemm.slope;
   params.bias = gemm.bias, params.side = gemm.side;
   params.activation = gemm.activation, params.gradient = gemm.gradient;
@@ -263,10 +294,11 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
       gemm.activation == 4 || gemm.gradient == 2 ? fast::Gate::Silu() : fast::Gate::GeluTanh();
   params.aligned = IsAligned(gemm), params.in_boxes = IsInBoxes(gemm);
   std::optional<Scratch> parts;  // of the sums of A
-  const int64_t count = CeilDiv(gemm.n, T::kTileN) * MostSplits(config, PanelsOf(gemm));
-  const bool sums = sizeof(E) == 2 && kAlongM && T::kMakesSums && HopperMakesSums(gemm);
+  const int64_t cols = kTransposed<Source> ? gemm.m : gemm.n;
+  const int64_t count = CeilDiv(cols, T::kTileN) * MostSplits(config, PanelsOf(gemm));
+  const bool sums = RowSums<E, T, Source>::kMade && SumsAsItMultiplies(gemm);
   if (sums) {
-    parts.emplace(gemm.ctx, count * gemm.m * (int64_t)sizeof(float), stream);
+    parts.emplace(gemm.ctx, count * a.rows * (int64_t)sizeof(float), stream);
     params.sums = parts->floats(), params.sum_parts = MostSplits(config, PanelsOf(gemm));
   }
   const auto map_of_boxes = [&](const void* data) {
@@ -275,12 +307,11 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
                         /*rounds=*/false)
                : CUtensorMap{};
   };
-  const Maps maps{MapOf<E>(op, a, T::kTileM), MapOf<E>(op, b, T::kTileN / T::kCluster),
-                  map_of_boxes(sizeof(E) == 2 ? gemm.c : nullptr),
-                  map_of_boxes(gemm.before ? gemm.before : gemm.side)};
-  LaunchTiles<E, T, Matrices<E, T, kAlongM, kAlongN>, kExact>(op, gemm.ctx, config, maps, params,
-                                                              {}, stream);
-  if (sums) SumAxis(op, gemm.ctx, parts->floats(), 1, count, gemm.m, 1.f, gemm.sums, stream);
+  const bool rounds = !sums && !gemm.split;  // else A of float32 is rounded in registers
+  const Maps maps{MapOf<E>(op, a, T::kTileM, rounds), MapOf<E>(op, b, T::kTileN / T::kCluster),
+                  map_of_boxes(gemm.c), map_of_boxes(gemm.before ? gemm.before : gemm.side)};
+  LaunchTiles<E, T, Source, kExact>(op, gemm.ctx, config, maps, params, {}, stream);
+  if (sums) SumAxis(op, gemm.ctx, parts->floats(), 1, count, a.rows, 1.f, gemm.sums, stream);
 }
 
 template <class E, int kTiling>
@@ -289,17 +320,31 @@ void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, cons
   using T = std::tuple_element_t<kTiling, Tilings>;
   constexpr TilingCost kCost = kCosts[kTiling];
   if (config.index != kTiling) return;
+  using AlongK = Matrices<E, T, false, false>;
   if constexpr (sizeof(E) == 4) {
-    if constexpr (kCost.exact)
-      if (gemm.split) return LaunchGemm<E, T, false, false, true>(op, gemm, a, b, config, stream);
-    if constexpr (kCost.plain) LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
+    if constexpr (kCost.exact) {
+      using Both = WithBothParts<T>;
+      using ExactA = Matrices<E, Both, false, false, ReadsA::kRegisters>;
+      using ExactB = Matrices<E, Both, true, false, ReadsA::kRegistersOfColumns>;
+      if (gemm.split)
+        return b.across ? LaunchGemm<E, Both, ExactB, true>(op, gemm, b, a, config, stream)
+                        : LaunchGemm<E, Both, ExactA, true>(op, gemm, a, b, config, stream);
+    }
+    if constexpr (kCost.plain)
+      if (!a.across && !b.across) return LaunchGemm<E, T, AlongK>(op, gemm, a, b, config, stream);
+    if constexpr (kCost.across_us > 0) {
+      using AAcross = Matrices<E, T, true, false, ReadsA::kRegisters>;
+      using BAcross = Matrices<E, T, true, false, ReadsA::kRegistersOfColumns>;
+      if (a.across) LaunchGemm<E, T, AAcross>(op, gemm, a, b, config, stream);
+      if (b.across) LaunchGemm<E, T, BAcross>(op, gemm, b, a, config, stream);
+    }
   } else if constexpr (kCost.plain) {
     if (a.across)
-      b.across ? LaunchGemm<E, T, true, true>(op, gemm, a, b, config, stream)
-               : LaunchGemm<E, T, true, false>(op, gemm, a, b, config, stream);
+      b.across ? LaunchGemm<E, T, Matrices<E, T, true, true>>(op, gemm, a, b, config, stream)
+               : LaunchGemm<E, T, Matrices<E, T, true, false>>(op, gemm, a, b, config, stream);
     else
-      b.across ? LaunchGemm<E, T, false, true>(op, gemm, a, b, config, stream)
-               : LaunchGemm<E, T, false, false>(op, gemm, a, b, config, stream);
+      b.across ? LaunchGemm<E, T, Matrices<E, T, false, true>>(op, gemm, a, b, config, stream)
+               : LaunchGemm<E, T, AlongK>(op, gemm, a, b, config, stream);
   }
 }
 
@@ -312,11 +357,12 @@ void LaunchBest(const char* op, const HopperGemm& gemm, const Operand& a, const 
 // Runs a GEMM of E; `tiling` as RunHopperGemm has it.
 template <class E>
 void RunOf(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
-  float* const sums = HopperMakesSums(gemm) ? gemm.sums : nullptr;
-  const OperandOf<E> a(op, gemm, gemm.a, gemm.m, gemm.trans_a, gemm.sums_of_a ? sums : nullptr,
-                       stream);
-  const OperandOf<E> b(op, gemm, gemm.b, gemm.n, !gemm.trans_b, gemm.sums_of_a ? nullptr : sums,
-                       stream);
+  float* const sums = HopperMakesSums(gemm) && !SumsAsItMultiplies(gemm) ? gemm.sums : nullptr;
+  const Roles roles = RolesOf(gemm);
+  const OperandOf<E> a(op, gemm, gemm.a, gemm.m, gemm.trans_a, roles.packs_a,
+                       gemm.split && roles.b_across, gemm.sums_of_a ? sums : nullptr, stream);
+  const OperandOf<E> b(op, gemm, gemm.b, gemm.n, !gemm.trans_b, roles.packs_b,
+                       gemm.split && !roles.b_across, gemm.sums_of_a ? nullptr : sums, stream);
   LaunchBest<E>(op, gemm, a.get(), b.get(), BestConfig(gemm, tiling), stream,
                 std::make_index_sequence<kHopperTilings>());
 }
