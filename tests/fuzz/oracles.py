@@ -1029,6 +1029,7 @@ WITHOUT: dict[str, str] = {
         "scaled shuffled_rows shuffled_rows_labels matvec matvec_chain "
         "quantized_conv2d_fused quantized_matmul_chain conv2d_kept "
         "fused_sparse_cross_entropy narrow_cross_entropy narrow_cross_entropy_gradient "
+        "linear_cross_entropy matmul_row_factors "
         "pointwise conv2d_pool conv2d_pool_data_gradient "
         "conv2d_pool_filter_gradient conv2d_pool_filter_bias_gradient"
     ),

@@ -237,7 +237,9 @@ enum class OfColumns {
   // Layout::sums, (groups of kRows rows, n): Σ c (x - mean) and Σ c, by Layout::mean, (n), and x,
   // the auxiliary operand, of C's shape: Layout::map_aux reads kTileM rows of 128 bytes. n is a
   // multiple of 64.
-  kGradientSums
+  kGradientSums,
+  // C is what Source::Map makes of the accumulators; all tiles are stored from registers.
+  kMapped
 };
 
 // Copies a panel's rows [0, kRows) to shared memory: one box along K, else boxes of 128 bytes along
@@ -1456,6 +1458,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     sums.Store(segment, origin.row);
     if (in_boxes) {
       if (segment.splits > 1) AddPartials<T>(d, params, segment, rank, part, consumer);
+      if constexpr (Source::kOfColumns == OfColumns::kMapped)
+        Source::Map(d, params, layout, origin);
       StoreTile<R, T, Source>(d, bias, boxes, params, map_c, map_other);
       continue;
     }

@@ -15,9 +15,10 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.dtypes import is_narrow
-from dlsys.fusion import cross_entropy, gemm_epilogue
+from dlsys.fusion import cross_entropy, gemm_epilogue, linear_cross_entropy
 from dlsys.fusion.shared.body import ACTIVATIONS, BY_SIDES, close
 from dlsys.ops import activation, elementwise
+from dlsys.ops.leaf import constant_op
 from dlsys.ops.loss import cross_entropy as loss
 from support.table.formulas import (
     dense_gradient,
@@ -139,6 +140,37 @@ def loss_and_gradient(op: Any, x: Any, labels: Any, part: int, mean: bool) -> An
     dx = gradient_op(x, labels, ad.full_op(rows.spec.shape, 0.5 * scale, x.spec.dtype))
     body = close((x, labels), (total, dx))
     return op(x, labels, body, scale=scale, dy=0.5 * scale)[part]
+
+
+def linear_loss(x: Any, w: Any, labels: Any, part: int, **factors: float) -> Any:
+    workspace = constant_op(np.zeros(cross_entropy.WORKSPACE, np.int32))
+    made = linear_cross_entropy.linear_cross_entropy(x, w, labels, workspace, **factors)
+    parts = (made[0], made[1] * made[2], made[3] / made[2])
+    return parts[part]
+
+
+def linear_loss_formula(
+    x: Array, w: Array, labels: Array, part: int, scale: float, dy: float
+) -> Array:
+    logits = x @ w.T
+    dense = rows_of(labels, logits)
+    if part == 0:
+        return scale * dense_loss(logits, dense, "sum")
+    if part == 2:
+        return x
+    return dense_gradient(logits, dense, np.full(len(x), dy))
+
+
+def linear_loss_scale(
+    x: Array, w: Array, labels: Array, part: int, scale: float, dy: float
+) -> Array:
+    """A logit's rounding is an error of the loss, and a relative one of its exponential."""
+    if part == 2:
+        return np.abs(x)
+    rounding = matmul_scale(x, w.T, trans_A=False, trans_B=False).max(axis=1)
+    if part == 0:
+        return scale * (rounding.sum() + dense_scale(x @ w.T, rows_of(labels, x @ w.T), "sum"))
+    return np.broadcast_to((dy * (1 + rounding))[:, None], (len(x), len(w)))
 
 
 def widened(x: Any) -> Any:
@@ -365,6 +397,27 @@ FUSED = (
         "fused_sparse_cross_entropy", cross_entropy.fused_sparse_cross_entropy_op, loss_formula,
         SPARSE, scale=loss_scale, ulps=16, differentiable=(), specials=False,
         build=partial(loss_and_gradient, cross_entropy.fused_sparse_cross_entropy_op),
+    ),
+    Sample(
+        "linear_cross_entropy", linear_cross_entropy.linear_cross_entropy_op, linear_loss_formula,
+        tuple(
+            case((rows, k), (n, k), (rows,), domain=(signed, signed, classes(n, np.int64)),
+                 part=part, scale=0.25, dy=0.125)
+            for rows, k, n in ((1, 1, 1), (5, 3, 8), (7, 16, 131))
+            for part in (0, 1, 2)
+        ),
+        scale=linear_loss_scale, ulps=16, differentiable=(), specials=False, storages=(),
+        build=linear_loss,
+    ),
+    Sample(
+        "matmul_row_factors", linear_cross_entropy.matmul_row_factors_op,
+        lambda a, b, factors: a @ b * factors,
+        tuple(case((m, k), (k, n), (m, 1)) for m, k, n in ((1, 1, 1), (5, 3, 8), (7, 16, 131))),
+        scale=lambda a, b, factors: (
+            matmul_scale(a, b, trans_A=False, trans_B=False) * np.abs(factors)
+        ),
+        ulps=1.5, differentiable=(), specials=False, storages=(),
+        build=linear_cross_entropy.matmul_row_factors,
     ),
     Sample(
         "narrow_cross_entropy", cross_entropy.narrow_losses_op,
