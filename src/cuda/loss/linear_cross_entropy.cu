@@ -190,10 +190,13 @@ using Tile = std::tuple_element_t<0, hopper::Tilings>;
 template <class Source>
 void RunProduct(const char* op, const HopperGemm& gemm, const hopper::Config& config,
                 const typename Source::Layout& layout, DLStream stream) {
-  const hopper::OperandOf<E> a(op, gemm, gemm.a, gemm.m, false, nullptr, stream);
-  const hopper::OperandOf<E> b(op, gemm, gemm.b, gemm.n, !gemm.trans_b, nullptr, stream);
+  const hopper::Roles roles = hopper::RolesOf(gemm);
+  const hopper::OperandOf<E> a(op, gemm, gemm.a, gemm.m, false, roles.packs_a, false, nullptr,
+                               stream);
+  const hopper::OperandOf<E> b(op, gemm, gemm.b, gemm.n, !gemm.trans_b, roles.packs_b, false,
+                               nullptr, stream);
   hopper::Params params = {};
-  params.m = (int)gemm.m, params.n = (int)gemm.n, params.batch = params.passes = 1;
+  params.m = (int)gemm.m, params.n = (int)gemm.n, params.batch = 1;
   params.k_panels = (int)hopper::PanelsOf(gemm);
   params.c = gemm.c, params.aligned = params.in_boxes = true;
   const hopper::Maps maps{hopper::MapOf<E>(op, a.get(), Tile::kTileM),
