@@ -8,10 +8,7 @@
 // other along K and shared equally (stream-K); parts of a tile are added in the order of K: results
 // are deterministic. 3xtf32 makes three products, of the upper and lower parts of both operands
 // (Ootomo and Yokota 2022, doi:10.1177/10943420221090256). A consumer's warp makes the epilogue of
-// its own rows; their side comes by TMA while the tile is multiplied, and so does an auxiliary
-// operand that columns are summed with, to memory of its own: a stage of the ring that is held
-// through an epilogue would hold up the panels behind it. Functions are those of
-// fast_functions.cuh.
+// its own rows; their side comes by TMA while the tile is multiplied.
 //
 // Operands lie along K or, of 16 bits, along M or N. A of float32 may lie along M, and is read into
 // registers then (MultiplyFragments). B of float32 that lies along N takes the place of A, and
@@ -325,6 +322,8 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
 }
 
 // ---- the auxiliary operand ----
+// Columns of C are summed with it. It comes to memory of its own: a stage of the ring that is held
+// through an epilogue would hold up the panels behind it.
 
 // The auxiliary tiles that a tile of E takes, one behind the other.
 template <class E, class T>
