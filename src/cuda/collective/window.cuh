@@ -26,8 +26,8 @@ struct Window {
 };
 
 #ifdef DLSYS_NCCL_DEVICE
-// Makes the barrier of a group. Returns true where NCCL makes windows of it, too, which its
-// settings may forbid though GPUs reach each other's memory. A call of all ranks, before all others.
+// Makes the barrier of a group, before all else here. Returns true where NCCL makes windows of it,
+// too, which its settings may forbid though GPUs reach each other's memory. A call of all ranks.
 bool MakeBarrier(int64_t handle);
 #endif
 
