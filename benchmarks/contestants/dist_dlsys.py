@@ -100,19 +100,21 @@ def bandwidths(world: dist.Group, rounds: int) -> None:
 
 def step(world: dist.Group, work: str, rounds: int) -> None:
     """A training step of one of the works. Of several ranks in turn with that of each for itself,
-    all at the same time, whose mean over ranks is told too: GPUs differ by some percent.
+    all at the same time, whose mean over ranks and slowest are told too: GPUs differ by some
+    percent, and a step of all takes as long as that of the slowest at least.
     """
     executor, feeds = made(world, work)
     steps = [(executor, feeds)]
     if world.size > 1:
         steps.append(made(world, work, together=False))
-    for each, values in steps:
-        each.run(values)
+    for one, values in steps:
+        one.run(values)
     ms, *alone = timed_in_turn(world, [queue_of(*step) for step in steps], rounds)
-    mean = {"alone_ms": round(float(world.all_reduce(alone[0], "mean")), 4)} if alone else {}
+    ways = {"alone_ms": "mean", "slowest_alone_ms": "max"} if alone else {}
+    each = {name: round(float(world.all_reduce(alone[0], op)), 4) for name, op in ways.items()}
     (plan,) = executor.report().plans
     tell(
-        world, work=work, precision=executor.precision, ms=round(ms, 4), **mean,
+        world, work=work, precision=executor.precision, ms=round(ms, 4), **each,
         exchanged=[exchange.nbytes for exchange in plan.exchanged],
         exchanges=[exchange.name for exchange in plan.exchanged], launches=plan.launches,
     )  # fmt: skip

@@ -102,7 +102,7 @@ def bandwidth(results: Results) -> str:
 
 def steps(results: Results) -> str:
     """Milliseconds a step at 1 GPU and at several, and the efficiency, ours and PyTorch's. Ours is
-    also told against the mean of the same GPUs, each alone at the same time.
+    also told against the same GPUs, each alone at the same time: their mean, and the slowest.
     """
     record = results.read("dist")
     found = _found(record)
@@ -119,11 +119,13 @@ def steps(results: Results) -> str:
                 else:
                     cells += ["not run"] * 2
                 if side == "ours":
-                    each = (together or {}).get("alone_ms")
-                    cells.append(f"{each / together['ms']:.1%}" if each else "not run")
+                    known = together or {}
+                    each = [known.get(name) for name in ("alone_ms", "slowest_alone_ms")]
+                    shown = [f"{ms / known['ms']:.1%}" for ms in each if ms]
+                    cells.append(", ".join(shown) or "not run")
         body.append([name, *cells])
     head = ["training step", "1 GPU, ms"]
-    beside = "to these, each alone"
+    beside = "to these, each alone: mean, slowest"
     head += [text for gpus in worlds for text in (f"{gpus} GPUs, ms", "efficiency", beside)]
     head.append("PyTorch DDP, 1")
     head += [text for gpus in worlds for text in (f"{gpus}", "efficiency")]

@@ -46,7 +46,7 @@ inline rule::Source CheckedSource(const char* op, const DLArrayList* lr, const D
 }
 
 // Each gradient has the states of Rule of its shape: state j of parameter k is at j * count + k.
-// Parameters are all of storage type T or of float32, and so are gradients; slots are float32.
+// Parameters are all of storage type T or of float32, and each gradient is; slots are float32.
 template <class T, class Rule>
 inline void CheckStates(const char* op, const DLArrayList* updated, const DLArrayList* grads) {
   if (updated->count != Rule::kStates * grads->count)
@@ -66,10 +66,14 @@ inline void CheckStates(const char* op, const DLArrayList* updated, const DLArra
   for (int64_t k = 0; k < grads->count; k++) {
     const DLArray* grad = grads->arrays[k];
     if (grad->dtype != DL_FLOAT32) In<T>(op, grad);
-    if (grad->dtype != grads->arrays[0]->dtype)
-      Fail("%s: expected gradients of one dtype, got %s and %s", op,
-           DtypeText(grads->arrays[0]->dtype), DtypeText(grad->dtype));
   }
+}
+
+inline void CheckOneDtype(const char* op, const DLArrayList* grads) {
+  for (int64_t k = 1; k < grads->count; k++)
+    if (grads->arrays[k]->dtype != grads->arrays[0]->dtype)
+      Fail("%s: expected gradients of one dtype, got %s and %s", op,
+           DtypeText(grads->arrays[0]->dtype), DtypeText(grads->arrays[k]->dtype));
 }
 
 // Each float32 array has a copy of its shape in T.

@@ -16,14 +16,16 @@ from unittest import mock
 import numpy as np
 
 from dlsys import autodiff as ad
-from dlsys import dist, optim
+from dlsys import dist, nn, optim
 from dlsys import functional as F
 from dlsys.dist import nccl
 from dlsys.dist.group import Alone
 from dlsys.dist.nccl import NcclGroup
 from dlsys.dtypes import bfloat16
-from dlsys.errors import DeviceError, DlsysError, KernelError
+from dlsys.errors import DeviceError, DlsysError, GraphError, KernelError
+from dlsys.executor.capture import joined as joined_module
 from dlsys.ndarray import cpu, gpu
+from dlsys.ops.optim.apply import UPDATES
 from dlsys.runtime.device import unavailable
 from dlsys.settings import settings
 from support.devices import emulated_gpu, require
@@ -189,8 +191,10 @@ class StandIn(unittest.TestCase):
 
     def test_sums_in_updates(self) -> None:
         """An update reads the gradients where they lie, which other ranks read too: in captured
-        graphs and without, in one stream and in several, of 16 bits beside those of float32.
+        graphs and without, in one stream and in several. It is one of 16 bits and of float32, and
+        of several buckets.
         """
+        self.enterContext(mock.patch("dlsys.dist.data_parallel.BUCKET_WITHIN", 1 << 12))
         rng = np.random.default_rng(0)
         initial = [
             rng.normal(0, 0.1, shape).astype("f") for shape in ((90, 64), (64, 51), (51, 64))
@@ -232,8 +236,63 @@ class StandIn(unittest.TestCase):
                         nbytes = sum(found.nbytes for found in plan.exchanged)
                         size = 2 if precision == "bf16" else 4
                         self.assertEqual(nbytes, size * sum(x.size for x in initial) + 4 * 51)
-                        names = {found.name.removesuffix("update") for found in plan.exchanged}
-                        self.assertTrue(names < {"all_reduce_adam_", "all_reduce_sgd_momentum_"})
+                        (found,) = plan.exchanged  # of both dtypes
+                        name = found.name.removesuffix("update")
+                        self.assertIn(name, ("all_reduce_adam_", "all_reduce_sgd_momentum_"))
+
+    def test_updates_that_are_not_one(self) -> None:
+        """With other options or another rate each waits for the ranks by itself."""
+        self.group.sums_in_kernels = True
+        self.addCleanup(setattr, self.group, "sums_in_kernels", False)
+
+        def trained(group: Any, way: str) -> tuple[list[Any], list[str]]:
+            x = ad.Variable("x", (8, 70))
+            w, v = (ad.Parameter(np.full((70, 9), 0.1, "f"), name) for name in "wv")
+            rate: ad.Node = ad.constant(np.float32(0.1))
+            dw, dv = ad.gradients(F.mean(F.exp(x @ (v * w))), [w, v])
+            update = UPDATES["sgd_update"]
+            first = update(w, dw, rate)
+            if way == "a rate of the other's values":
+                rate = F.mean(first) * 0.1
+            second = update(v, dv, rate, **({"l2": 0.1} if way == "a penalty" else {}))
+            executor = ad.Executor([first, second], gpu(0), group=group)
+            executor.run({x: np.linspace(-1, 1, 560, dtype=np.float32).reshape(8, 70)})
+            return [w.asnumpy(), v.asnumpy()], self.exchanged(executor)
+
+        for way, count in {"": 1, "a penalty": 2, "a rate of the other's values": 2}.items():
+            with self.subTest(way):
+                got, found = trained(self.group, way)
+                self.assertEqual(found, ["all_reduce_sgd_update"] * count)
+                for a, b in zip(got, trained(None, way)[0]):
+                    np.testing.assert_array_equal(a, b)
+
+    def test_a_gradient_that_needs_an_update(self) -> None:
+        x, rate = ad.Variable("x", (8, 70)), ad.constant(np.float32(0.1))
+        w, v = (ad.Parameter(np.full((70, 9), 0.1, "f"), name) for name in "wv")
+        first = UPDATES["sgd_update"](w, ad.gradients(F.mean(x @ w), [w])[0], rate)
+        second = UPDATES["sgd_update"](v, ad.gradients(F.mean(x @ (v * first)), [v])[0], rate)
+        executor = ad.Executor([second], gpu(0), group=self.group)
+        with self.assertRaisesRegex(GraphError, "a gradient depends on sgd_update.*two graphs"):
+            executor.plan({x: (8, 70)})
+
+    def test_gradients_of_a_dtype_lie_side_by_side(self) -> None:
+        """A range that is summed may have no bits of another dtype."""
+        self.group.sums_in_kernels = True
+        self.addCleanup(setattr, self.group, "sums_in_kernels", False)
+        joined = joined_module._joined
+
+        def shuffled(buffers: Any, kind: str, node: ad.Node) -> Any:
+            return joined([buffers[0], buffers[-1], *buffers[1:-1]], kind, node)
+
+        x = ad.Variable("x", (8, 64))
+        layers = nn.Sequential(nn.Linear(64, 64, rng=0), nn.GELU(), nn.Linear(64, 64, rng=1))
+        update = optim.SGD(0.1).minimize(F.mean(F.exp(layers(x))), layers.parameters())
+        executor = ad.Executor([update], gpu(0), "bf16", group=self.group)
+        with (
+            mock.patch.object(joined_module, "_joined", shuffled),
+            self.assertRaisesRegex(KernelError, "of float32 side by side, got bfloat16 between"),
+        ):
+            executor.run({x: np.ones((8, 64), np.float32)})
 
     def test_sums_of_several_updates(self) -> None:
         """Groups of Parameters have an update each, which share the sums of a bucket: all of them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import unittest
 
 import numpy as np
@@ -35,14 +36,16 @@ class Graphs(unittest.TestCase):
 
     def test_a_cast_is_part_of_it(self) -> None:
         narrow = ad.Variable("n", (5, 3), bfloat16)
-        self.assertEqual(self.names(cast_op(narrow, np.float32) + self.sums), ["scatter_add_to"])
+        total = cast_op(narrow, np.float32) + self.sums
+        self.assertEqual(self.names(total), ["scatter_add_to"])
+        self.assertEqual(self.names(cast_op(total, bfloat16)), ["scatter_add_to"])
+        self.assertNotIn("scatter_add_to", self.names(cast_op(total, FLOAT16)))
 
     def test_what_stays(self) -> None:
         self.assertNotIn("scatter_add_to", self.names(self.x + self.sums, self.sums))
         self.assertNotIn("scatter_add_to", self.names(self.sums + self.sums))
         self.assertNotIn("scatter_add_to", self.names(variable("r", 3) + self.sums))
-        narrow = cast_op(self.x + self.sums, bfloat16)
-        self.assertNotIn("scatter_add_to", self.names(narrow))
+        self.assertNotIn("scatter_add_to", self.names(cast_op(self.x + self.sums, bfloat16)))
 
 
 @require(gpu(0))
@@ -87,6 +90,39 @@ class OnGpu(unittest.TestCase):
             expected = given[x].astype(np.float64)
             np.add.at(expected, given[ids], given[u])
             np.testing.assert_allclose(found, expected, atol=1e-4)
+
+    def test_narrow_total(self) -> None:
+        """In the memory of the array, whose rows without updates stay as they are, and apart from
+        it where somebody else reads this; rows of whole quads and others, few updates and many.
+        """
+        rng = np.random.default_rng(SEED)
+        for dtype, width, apart in itertools.product((bfloat16, FLOAT16), (68, 33), (False, True)):
+            with self.subTest(dtype, width=width, apart=apart):
+                u, ids = variable("u", 90, width), ad.Variable("ids", (90,), "int64")
+                a, b = variable("a", 4, 1), variable("b", 1, width)
+                x = cast_op(a @ b, dtype)
+                total = cast_op(cast_op(x, np.float32) + scatter_op(u, ids, 4), dtype)
+                executor = ad.Executor([total, *[x] * apart], gpu(0))
+                given = {
+                    u: rng.standard_normal((90, width)).astype(np.float32),
+                    ids: np.repeat([0, 1, 3], [5, 70, 15]),
+                    a: rng.standard_normal((4, 1)).astype(np.float32),
+                    b: rng.standard_normal((1, width)).astype(np.float32),
+                }
+                found, *others = executor.run(given, convert_to_numpy_ret_vals=True)
+                (step,) = (
+                    step for step in executor.plan({n: v.shape for n, v in given.items()}).steps
+                    if step.node.op.name == "scatter_add_to"
+                )  # fmt: skip
+                self.assertEqual(step.inputs[2].buffer is step.outputs[0].buffer, not apart)
+                before = rounded(given[a] * given[b], dtype)
+                for other in others:
+                    np.testing.assert_array_equal(other, before)
+                exact = before.astype(np.float64)
+                np.add.at(exact, given[ids], given[u])
+                np.testing.assert_array_equal(found[2], before[2])
+                rtol = 2.0 ** (-8 if dtype is bfloat16 else -11)  # half a unit in the last place
+                np.testing.assert_allclose(found, exact, rtol=rtol, atol=1e-4)
 
     def test_index_out_of_range(self) -> None:
         u, ids, x = variable("u", 2, 3), ad.Variable("ids", (2,), "int64"), variable("x", 4, 3)

@@ -19,7 +19,6 @@ import numpy as np
 from ..dtypes import bfloat16
 from ..errors import GraphError
 from ..executor.plan.memory import Plan
-from ..fusion import FUSIONS, select
 from ..graph.lines import attributed_to
 from ..graph.node import Node, find_topo_sort, hooks
 from ..ops.elementwise import cast_op, mul
@@ -127,14 +126,16 @@ class DataParallel:
                 rounds[gradient] = _round(node)
         self._check_divided(order, reduced.keys())
         within = set(find_topo_sort([*rounds, *reduced])) | set(reduced.values())
+        for node in within:
+            if node.op.gradient_inputs:
+                raise GraphError(
+                    f"Executor: a gradient depends on {node.name} [{node.where}], an update: ranks "
+                    "reduce all gradients of a graph before its updates; make them two graphs"
+                )
         readers = [node for node in order if node not in within]
         summed = _divided_by_updates(readers, rounds)
         limits = (BUCKET_WITHIN,) * 2 if self._behind else (FIRST_BUCKET, BUCKET)
-        # Updates that make the sums (fusion/all_reduce_update.py) wait for all gradients, once.
-        names = {one.name for one in select(FUSIONS, settings.fusion)}
-        sums = self._behind and self._group.sums_in_kernels and "all_reduce_update" in names
-        whole = summed if sums else ()
-        buckets = _buckets(rounds, sent, summed, limits, whole)
+        buckets = _buckets(rounds, sent, summed, limits)
         if self._behind:  # each update runs beside the next sum, that of the last beside none
             buckets.sort(key=lambda bucket: -sum(sent[x].spec.nbytes for x in bucket))
         for place, bucket in enumerate(buckets):
@@ -228,12 +229,11 @@ def _buckets(
     sent: Mapping[Node, Node],
     summed: Collection[Node],
     limits: tuple[int, int],
-    whole: Collection[Node] = (),
 ) -> list[list[Node]]:
     """The gradients in the order of their making, which is that of backward, cut into buckets of
     one dtype, one round and one reduction each, in the order in which they are complete: those of
     bfloat16 and of float32, which alternate in a network of 16 bits, fill at the same time.
-    limits: the bytes of the first bucket and of the others, but those of what is `whole`.
+    limits: the bytes of the first bucket and of the others.
     """
     found: list[list[Node]] = []
     filling: dict[Hashable, list[Node]] = {}
@@ -241,7 +241,7 @@ def _buckets(
         count, every = rounds[node]
         kind = sent[node].spec.dtype, id(count), every, node in summed
         bucket = filling.get(kind)
-        if bucket is not None and node not in whole:
+        if bucket is not None:
             limit = limits[bucket is not found[0]]
             if sum(sent[x].spec.nbytes for x in [*bucket, node]) > limit:
                 bucket = None

@@ -1,14 +1,16 @@
 """Updates that sum over ranks: an all_reduce of gradients with the optimizer's rule as epilogue.
 
-Pattern: an update whose gradients are sums over the ranks of one host, which nothing but updates of
+Pattern: updates whose gradients are sums over the ranks of one host, which nothing but updates of
 this kind reads. Each GPU reads the gradients of the others where they lie, while its update waits
-for its own memory anyway: no sum is written, and no collective runs. The planner puts the gradients
-into memory that ranks share (executor/capture/joined.py).
+for its own memory anyway: no sum is written, and no collective runs. Updates that differ in their
+Parameters, gradients' dtypes and buckets only become one, so that ranks wait for each other once
+before it and once behind it. The planner puts the gradients into memory that ranks share
+(executor/capture/joined.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,8 +21,8 @@ from ..ops.optim.apply import RuleOp, options_of, several
 from ..passes.pipeline import Options, Pass
 from ..runtime.interface import interface
 from .shared.body import close
-from .shared.rewrite import Graph, exchange
-from .shared.update_operators import UpdateOfBody, replaced_update
+from .shared.rewrite import Graph, exchange, value_of
+from .shared.update_operators import UpdateOfBody
 
 _Options = interface.struct("AllReduceUpdateOptions")
 
@@ -75,11 +77,8 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
         for update in left:
             del found[update]
     replaced: dict[Node, Node] = {}
-    for update, own in found.items():
-        assert isinstance(update.op, RuleOp)
-        made = _fused(update, update.op, own)
-        taken = range(update.op.outputs)
-        replaced.update(replaced_update(graph, update, update.op, [(made, taken)]))
+    for updates in _alike(found):
+        replaced.update(_fused(graph, {update: found[update] for update in updates}))
     return exchange(fetches, replaced)
 
 
@@ -134,19 +133,71 @@ def _sums_are_of(graph: Graph, update: Node, found: Mapping[Node, Sequence[Node]
     return True
 
 
-def _fused(update: Node, op: RuleOp, own: Sequence[Node]) -> Node:
-    first, count = len(op.writes), op.outputs
-    total, _ = _sum_of(update.inputs[first])
+def _alike(updates: Iterable[Node]) -> list[list[Node]]:
+    """The updates in groups that can be one: of one rule, one set of options and equal scalars.
+    None of them needs what another makes, since no gradient does (dist/data_parallel.py). Those
+    with gradients of 16 bits come first, for the gradients of a dtype are to lie side by side.
+    """
+    groups: dict[Hashable, list[Node]] = {}
+    for update in updates:
+        attrs = tuple(sorted(update.attrs.items()))
+        scalars = map(_scalar, update.inputs[len(update.op.writes) + update.op.outputs :])
+        groups.setdefault((update.op.name, attrs, *scalars), []).append(update)
+    return [sorted(group, key=_itemsize) for group in groups.values()]
+
+
+def _scalar(x: Node) -> Hashable:
+    """What stands for an update's rate, step or scale: constants count by their values, since each
+    bucket has its own.
+    """
+    return x.attrs["value"].tobytes() if x.op.leaf == "constant" else x
+
+
+def _itemsize(update: Node) -> int:
+    """The bytes of an element of its gradients."""
+    return update.inputs[update.op.gradient_inputs[0]].spec.dtype.itemsize
+
+
+def _fused(graph: Graph, found: Mapping[Node, Sequence[Node]]) -> dict[Node, Node]:
+    """The values of updates by those of one update of all their Parameters."""
+    first = next(iter(found))
+    op, own = first.op, [gradient for each in found.values() for gradient in each]
+    assert isinstance(op, RuleOp)
+    count, states = op.outputs, len(op.writes)
+    with attributed_to(first):
+        made = all_reduce_update(op, len(own))
+        inputs = [
+            update.inputs[which * update.op.outputs + k]
+            for which in range(states // count)
+            for update in found
+            for k in range(update.op.outputs)
+        ]
+        inputs += [*own, *first.inputs[states + count :]]
+        total, _ = _sum_of(first.inputs[states])
+        sums = [value for update, each in found.items() for value in _sums(update, each)]
+        attrs = {**first.attrs, "body": close(own, sums), "group": total.attrs["group"]}
+        node = Node(made, inputs, attrs, f"{made.name} of {len(own)}")
+    node.stand_for(first)
+    values = [value for update in found for value in _values(graph, update)]
+    if len(own) == 1:
+        return {value: node for value in values if value is not None}
+    return {value: value_of(node, k, value) for k, value in enumerate(values) if value is not None}
+
+
+def _sums(update: Node, own: Sequence[Node]) -> list[Node]:
+    """The sums over ranks of its gradients, of which a bucket may have more."""
+    total, _ = _sum_of(update.inputs[update.op.gradient_inputs[0]])
     attrs = {key: total.attrs[key] for key in ("group", "op")}
-    with attributed_to(update):
-        summed = total.op.of(count)(*own, **attrs)  # type: ignore[attr-defined]
-        sums = [summed] if count == 1 else [summed[k] for k in range(count)]
-        made = all_reduce_update(op, count)
-        inputs = [*update.inputs[:first], *own, *update.inputs[first + count :]]
-        attrs = {**update.attrs, "body": close(own, sums), "group": attrs["group"]}
-        node = Node(made, inputs, attrs, f"{made.name} of {count}")
-    node.stand_for(update)
-    return node
+    summed = total.op.of(len(own))(*own, **attrs)  # type: ignore[attr-defined]
+    return [summed] if len(own) == 1 else [summed[k] for k in range(len(own))]
+
+
+def _values(graph: Graph, update: Node) -> list[Node | None]:
+    """The values of an update, None for those that nobody reads."""
+    if update.op.outputs == 1:
+        return [update]
+    found = {x.attrs["index"]: x for x in graph.users[update]}
+    return [found.get(k) for k in range(update.op.outputs)]
 
 
 FUSION = Pass("all_reduce_update", fuse, position=83, needs=("all_reduce_sgd_update",))

@@ -1,8 +1,9 @@
 """Scattered sums that are added to an array: one kernel, without an array of the sums.
 
-Pattern: x plus the updates that scatter_add adds to zeros, x as it is or cast from 16 bits. So is
-the gradient of a table whose rows are looked up and that a product reads as well, as a language
-model's embedding that is tied to its logits.
+Pattern: x plus the updates that scatter_add adds to zeros, x as it is or cast from 16 bits; and
+with it a cast of the total back to these. So is the gradient of a table whose rows are looked up
+and that a product reads as well, as a language model's embedding that is tied to its logits: of
+float32, or of 16 bits where ranks add it up.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from .shared.rewrite import Graph, Pattern, exchange
 
 
 class ScatterTo(Fused):
-    """Updates by indices, added to x along an axis; float32, x perhaps of 16 bits."""
+    """Updates by indices, added to x along an axis; float32, x perhaps of 16 bits, and then the
+    total too, perhaps.
+    """
 
     fallible = True
+    inplace = (2,)
     tolerance = 1e-4
     signature = Signature("updates", "indices", "x", body=Instance(Body), axis=Int())
 
@@ -48,10 +52,15 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
         if found is None or total.spec.dtype != FLOAT32:
             continue
         x, sums = found["x"], found["sums"]
-        if x.spec.shape != total.spec.shape or x is sums or _is_cast(graph.only_user(total)):
+        if x.spec.shape != total.spec.shape or x is sums:
             continue
         if x.op is cast_op and is_narrow(x.inputs[0].spec.dtype):
             x = x.inputs[0]
+        user = graph.only_user(total)
+        if user is not None and _narrows(user):
+            if user.spec.dtype != x.spec.dtype:
+                continue  # a pointwise program makes it together with the addition
+            total = user
         inputs = found["updates"], found["indices"], x
         axis = sums.attrs["axis"] % len(total.spec.shape)
         with attributed_to(total):
@@ -61,9 +70,9 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
     return exchange(fetches, replaced)
 
 
-def _is_cast(node: Node | None) -> bool:
-    """True of a cast to 16 bits, which a pointwise program makes together with the addition."""
-    return node is not None and node.op is cast_op and is_narrow(node.spec.dtype)
+def _narrows(node: Node) -> bool:
+    """True of a cast to 16 bits."""
+    return node.op is cast_op and is_narrow(node.spec.dtype)
 
 
 FUSION = Pass("scattered", fuse, position=58, needs=("scatter_add_to",))

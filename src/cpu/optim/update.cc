@@ -105,6 +105,7 @@ void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr
   const char* op = Rule::name;
   CheckAll(op, {states, grads, lr, step, count, scale});
   CheckStates<T, Rule>(op, states, grads);
+  CheckOneDtype(op, grads);
   const rule::Source source = CheckedSource(op, lr, step, count, scale, *options);
   const Concatenated all(grads);
   if (Workspace::Querying() || !source.Due(Rule::kEveryRun)) return;

@@ -1,7 +1,7 @@
 // The host's functions of NCCL's device API, by soname; see device_api.cuh. A group whose ranks
 // share memory, on GPUs of as many multiprocessors, may be summed over within kernels:
 // rank_sums.cuh and window.cuh have the ways.
-#include "cuda/collective/device_api.cuh"
+#include "cuda/collective/window.cuh"
 #include "cuda/runtime/dlopen.cuh"
 
 namespace dlsys {
@@ -30,22 +30,6 @@ DeviceApi Open() {
   return nccl;
 }
 
-// True where ranks that share memory by their links do so by NCCL's settings too. Of all ranks.
-bool SharesMemory(const Communicator& group) {
-  if (group.size == 1) return true;
-  void* memory = nullptr;
-  ncclWindow_t window = nullptr;
-  ncclDevCommRequirements barrier = {};
-  barrier.lsaBarrierCount = 1;
-  ncclDevComm made;
-  Use("NCCL", group.device);
-  return Api().create(group.comm, &barrier, &made) == ncclSuccess &&
-         Api().allocate(&memory, NCCL_WIN_REQUIRED_ALIGNMENT) == ncclSuccess &&
-         Api().share(group.comm, memory, NCCL_WIN_REQUIRED_ALIGNMENT, &window,
-                     NCCL_WIN_COLL_SYMMETRIC) == ncclSuccess &&
-         window;
-}
-
 }  // namespace
 
 const DeviceApi& Api() {
@@ -64,7 +48,7 @@ int SumsInKernels(int64_t handle) {
   const Communicator& group = CommunicatorOf("NCCL", handle);
 #ifdef DLSYS_NCCL_DEVICE
   const bool can =
-      Api().error.empty() && Api().team(group.comm).nRanks == group.size && SharesMemory(group);
+      Api().error.empty() && Api().team(group.comm).nRanks == group.size && MakeBarrier(handle);
 #else
   const bool can = group.size == 1;
 #endif

@@ -22,7 +22,6 @@ struct Memory {
 struct Shared {
   std::map<int64_t, Memory> memory;  // by size
 #ifdef DLSYS_NCCL_DEVICE
-  bool has_barrier = false;
   ncclDevComm barrier = {};
 #endif
 };
@@ -40,22 +39,12 @@ char* Allocate(int64_t nbytes) {
   return (char*)made;
 }
 
-Window Share(const char* op, const Communicator& group, Shared* by, char* begin, int64_t nbytes) {
+Window Share(const char* op, const Communicator& group, char* begin, int64_t nbytes) {
   Window made = {nullptr, begin, group.rank, group.size};
   if (group.size == 1) return made;
-  if (!by->has_barrier) {
-    ncclDevCommRequirements one = {};
-    one.lsaBarrierCount = 1;
-    CheckApi(op, Api().create(group.comm, &one, &by->barrier));
-    by->has_barrier = true;
-  }
   CheckApi(op,
            Api().share(group.comm, begin, (size_t)nbytes, &made.handle, NCCL_WIN_COLL_SYMMETRIC));
-  if (!made.handle)
-    Fail(
-        "%s: NCCL shares no memory between these GPUs, as with NCCL_CUMEM_ENABLE=0; leave sums to "
-        "collectives with DLSYS_FUSION=-all_reduce_update",
-        op);
+  if (!made.handle) Fail("%s: NCCL shares no memory between these GPUs", op);
   return made;
 }
 
@@ -71,7 +60,7 @@ char* Allocate(int64_t nbytes) {
   return (char*)made;
 }
 
-Window Share(const char* op, const Communicator& group, Shared*, char* begin, int64_t) {
+Window Share(const char* op, const Communicator& group, char* begin, int64_t) {
   if (group.size > 1)
     Fail("%s: the library was built without NCCL's headers, which sums in kernels need", op);
   return {begin, group.rank, group.size};
@@ -79,6 +68,25 @@ Window Share(const char* op, const Communicator& group, Shared*, char* begin, in
 #endif
 
 }  // namespace
+
+#ifdef DLSYS_NCCL_DEVICE
+bool MakeBarrier(int64_t handle) {
+  const Communicator& group = CommunicatorOf("NCCL", handle);
+  if (group.size == 1) return true;
+  Use("NCCL", group.device);
+  std::lock_guard<std::mutex> lock(mutex);
+  ncclDevCommRequirements one = {};
+  one.lsaBarrierCount = 1;
+  // NCCL makes a window without a handle where its settings, as NCCL_CUMEM_ENABLE=0, forbid these.
+  void* memory = nullptr;
+  ncclWindow_t window = nullptr;
+  return Api().create(group.comm, &one, &SharedBy(handle).barrier) == ncclSuccess &&
+         Api().allocate(&memory, NCCL_WIN_REQUIRED_ALIGNMENT) == ncclSuccess &&
+         Api().share(group.comm, memory, NCCL_WIN_REQUIRED_ALIGNMENT, &window,
+                     NCCL_WIN_COLL_SYMMETRIC) == ncclSuccess &&
+         window;
+}
+#endif
 
 void* WindowMemory(int64_t handle, int64_t nbytes) {
   Use("NCCL", CommunicatorOf("NCCL", handle).device);
@@ -97,7 +105,7 @@ Window WindowOf(const char* op, int64_t handle, const void* data, int64_t nbytes
     if (begin < memory.begin || begin + nbytes > memory.begin + size) continue;
     if (!memory.shared) {
       const RelaxedCapture relaxed;
-      memory.window = Share(op, group, &by, memory.begin, size);
+      memory.window = Share(op, group, memory.begin, size);
       memory.shared = true;
     }
     return memory.window;

@@ -25,6 +25,12 @@ struct Window {
   }
 };
 
+#ifdef DLSYS_NCCL_DEVICE
+// Makes the barrier of a group, before all else here. Returns true where NCCL makes windows of it,
+// too, which its settings may forbid though GPUs reach each other's memory. A call of all ranks.
+bool MakeBarrier(int64_t handle);
+#endif
+
 // The window that has these bytes. The first call for a window is one of all ranks, which may not
 // be captured.
 Window WindowOf(const char* op, int64_t handle, const void* memory, int64_t nbytes);

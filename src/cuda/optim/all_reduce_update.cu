@@ -23,7 +23,7 @@ constexpr int64_t kSumBlocks = 8;          // of a multiprocessor, that sum a sh
 constexpr int64_t kLeastShare = 64 << 10;  // bytes: a chunk lies in two shares at most
 static_assert(kLeastShare >= kChunk * (int64_t)sizeof(float), "a chunk is no longer than a share");
 
-// The gradients of a launch over ranks: bytes of a window, of which each rank has summed `share`,
+// The gradients of one dtype over ranks: bytes of a window, of which each rank has summed `share`,
 // in the order of ranks, or 0 where none has.
 struct Exchanged {
   Window window;
@@ -105,18 +105,25 @@ const char* Name() {
   return name.c_str();
 }
 
-// What ranks exchange of these gradients, which lie in one window.
-Exchanged ExchangedOf(const char* op, const DLArrayList* grads,
+// What ranks exchange of the gradients of a dtype, which lie side by side in one window.
+Exchanged ExchangedOf(const char* op, const DLArrayList* grads, int dtype,
                       const AllReduceUpdateOptions& options) {
   const char *begin = nullptr, *end = nullptr;
   for (int64_t k = 0; k < grads->count; k++) {
     const DLArray* g = grads->arrays[k];
     const char* data = (const char*)g->data;
-    if (!Numel(g)) continue;
+    if (!Numel(g) || g->dtype != dtype) continue;
     begin = begin ? std::min(begin, data) : data;
-    end = std::max(end, data + Numel(g) * DtypeNbytes(g->dtype));
+    end = std::max(end, data + Numel(g) * DtypeNbytes(dtype));
   }
   if (!begin) return {};
+  for (int64_t k = 0; k < grads->count; k++) {
+    const DLArray* g = grads->arrays[k];
+    const bool between = (const char*)g->data >= begin && (const char*)g->data < end;
+    if (between && g->dtype != dtype && Numel(g))
+      Fail("%s: expected gradients of %s side by side, got %s between them", op, DtypeText(dtype),
+           DtypeText(g->dtype));
+  }
   const int64_t nbytes = CeilDiv(end - begin, kAlignment) * kAlignment;
   const Window window = WindowOf(op, options.ranks, begin, nbytes);
   if (!options.shares && window.size != 2)
@@ -127,10 +134,30 @@ Exchanged ExchangedOf(const char* op, const DLArrayList* grads,
 
 template <class T>
 void SumShare(const char* op, const Exchanged& all, int device, DLStream stream) {
+  if (!all.share) return;
   const int64_t most = kSumBlocks * Multiprocessors(device);
   const unsigned blocks = (unsigned)std::min(CeilDiv(all.share, 16 * kThreads), most);
   LaunchClusters(op, SumShareKernel<T>, blocks, 1, kThreads, 0, ComputeMajor(device) >= 9, stream,
                  all);
+}
+
+// Steps the parameters whose gradients are of a dtype.
+template <class T, class Rule>
+void UpdateBySums(DLArrayList* states, const DLArrayList* grads, int dtype,
+                  const rule::Source& source, const Exchanged& all, int device, DLStream stream) {
+  if (!all.begin) return;
+  const RankGradients<T> sums{all, kIs16Bit<T> && dtype == kDtype<T>};
+  constexpr int kArrays = Rule::kStates + 1, kCapacity = kMostArrays<kArrays>;
+  Table<kArrays, kCapacity> table;
+  for (int64_t next = 0; next < grads->count;) {
+    next = Fill(&table, grads, next, dtype, [&](int64_t k, void** data) {
+      for (int j = 0; j < Rule::kStates; j++) data[j] = states->arrays[j * grads->count + k]->data;
+      data[Rule::kStates] = grads->arrays[k]->data;
+    });
+    LaunchSmall(Name<Rule>(), UpdateKernel<float, Rule, kCapacity, RankGradients<T>>,
+                table.first[table.count], 1, kThreads, 0, ComputeMajor(device) >= 9, stream, table,
+                source, sums);
+  }
 }
 
 // Steps each float32 parameter by the sum of all ranks' gradients of it.
@@ -145,27 +172,18 @@ void AllReduceUpdate(DLArrayList* states, const DLArrayList* grads, const DLArra
   if (!grads->count || Workspace::Querying()) return;
   if (states->arrays[0]->dtype != DL_FLOAT32)
     Fail("%s: expected parameters of float32, got %s", op, DtypeText(states->arrays[0]->dtype));
-  const Exchanged all = ExchangedOf(op, grads, *options);
-  if (!all.begin) return;
-  const DLArray* first = grads->arrays[0];
-  const bool narrow = kIs16Bit<T> && first->dtype == kDtype<T>;  // CheckStates says that all are
-  const int device = first->ctx.device_id;
+  const Exchanged wide = ExchangedOf(op, grads, DL_FLOAT32, *options);
+  const Exchanged narrow = kIs16Bit<T> ? ExchangedOf(op, grads, kDtype<T>, *options) : Exchanged{};
+  if (!wide.begin && !narrow.begin) return;
+  const int device = grads->arrays[0]->ctx.device_id;
   Barrier(op, options->ranks, stream);
-  if (all.share) {
-    narrow ? SumShare<T>(op, all, device, stream) : SumShare<float>(op, all, device, stream);
+  if (options->shares) {
+    SumShare<T>(op, narrow, device, stream);
+    SumShare<float>(op, wide, device, stream);
     Barrier(op, options->ranks, stream);
   }
-  constexpr int kArrays = Rule::kStates + 1, kCapacity = kMostArrays<kArrays>;
-  Table<kArrays, kCapacity> table;
-  for (int64_t next = 0; next < grads->count;) {
-    next = Fill(&table, grads, next, first->dtype, [&](int64_t k, void** data) {
-      for (int j = 0; j < Rule::kStates; j++) data[j] = states->arrays[j * grads->count + k]->data;
-      data[Rule::kStates] = grads->arrays[k]->data;
-    });
-    LaunchSmall(op, UpdateKernel<float, Rule, kCapacity, RankGradients<T>>,
-                table.first[table.count], 1, kThreads, 0, ComputeMajor(device) >= 9, stream, table,
-                source, RankGradients<T>{all, narrow});
-  }
+  UpdateBySums<T, Rule>(states, grads, kDtype<T>, source, narrow, device, stream);
+  UpdateBySums<T, Rule>(states, grads, DL_FLOAT32, source, wide, device, stream);
   Barrier(op, options->ranks, stream);
 }
 

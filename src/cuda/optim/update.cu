@@ -104,7 +104,7 @@ template <class T, class P, class Rule, int kCapacity>
 void UpdateBy(DLArrayList* states, const DLArrayList* grads, const rule::Source& source,
               DLStream stream) {
   if (!grads->count) return;
-  const int dtype = grads->arrays[0]->dtype;  // CheckStates says that all have it
+  const int dtype = grads->arrays[0]->dtype;  // CheckOneDtype says that all have it
   const bool pdl = ComputeMajor(grads->arrays[0]->ctx.device_id) >= 9;
   Table<Rule::kStates + 1, kCapacity> table;
   for (int64_t next = 0; next < grads->count;) {
@@ -134,6 +134,7 @@ void Update(DLArrayList* states, const DLArrayList* grads, const DLArrayList* lr
   const char* op = Rule::name;
   EnterAll(op, {states, grads, lr, step, count, scale});
   CheckStates<T, Rule>(op, states, grads);
+  CheckOneDtype(op, grads);
   const rule::Source source = CheckedSource(op, lr, step, count, scale, *options);
   if (!states->count || states->arrays[0]->dtype == DL_FLOAT32)
     UpdateStored<T, float, Rule>(states, grads, source, stream);

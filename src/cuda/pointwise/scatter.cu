@@ -1,6 +1,7 @@
 // scatter_add: y (outer, n, inner) from updates (outer, count, inner) and indices (count), as a
 // stable sort and a segmented sum, without atomics and in an order that is the same every run.
-// scatter_add_to adds what y is then to another array of its shape, on the way.
+// scatter_add_to adds what y is then to another array of its shape, on the way; in place it touches
+// the rows alone that have updates.
 //
 // An LSD radix sort with 8-bit digits sorts the updates by their row of y; a block counts and
 // scatters a tile of keys with one thread a digit, which makes it stable. Then y is written once: a
@@ -147,12 +148,14 @@ __device__ __forceinline__ float SumUpdates(const T* column, const int32_t* orde
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// y = the sums, and `x` where it is not null.
-template <class T, class X>
-__global__ void SumKernel(const T* updates, Sorted sorted, const X* x, T* y, int64_t n,
+// y = the sums, and `x` where it is not null. Where x is y, rows without updates are left as they
+// are.
+template <class T, class X, class Y>
+__global__ void SumKernel(const T* updates, Sorted sorted, const X* x, Y* y, int64_t n,
                           Shape shape) {
   GridDependencySynchronize();
   const bool valid = sorted.starts[shape.n] == shape.count;
+  const bool in_place = (const void*)x == y;
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     const int64_t row_of_all = i / shape.inner;
     const int64_t outer = row_of_all / shape.n;
@@ -160,23 +163,24 @@ __global__ void SumKernel(const T* updates, Sorted sorted, const X* x, T* y, int
     const int64_t begin = sorted.starts[row], end = sorted.starts[row + 1];
     const T* column = updates + outer * shape.count * shape.inner + (i - row_of_all * shape.inner);
     if (!valid)
-      y[i] = T(NAN);
-    else if (end - begin <= kLong)
+      y[i] = Y(NAN);
+    else if (end - begin <= kLong && !(in_place && begin == end))
       y[i] =
-          T((x ? (float)x[i] : 0.f) + SumUpdates(column, sorted.order, begin, end, 1, shape.inner));
+          Y((x ? (float)x[i] : 0.f) + SumUpdates(column, sorted.order, begin, end, 1, shape.inner));
   }
 }
 
 // The same of rows of whole quads, by warps.
-template <class T, class X>
-__global__ void SumQuadsKernel(const T* updates, Sorted sorted, const X* x, T* y, Shape shape) {
+template <class T, class X, class Y>
+__global__ void SumQuadsKernel(const T* updates, Sorted sorted, const X* x, Y* y, Shape shape) {
   GridDependencySynchronize();
   const bool valid = sorted.starts[shape.n] == shape.count;
+  const bool in_place = (const void*)x == y;
   const float unsummed = valid ? 0.f : NAN;
   for (int64_t i = FirstItem() / 32; i < shape.outer * shape.n; i += ItemStep() / 32) {
     const int64_t outer = shape.outer == 1 ? 0 : i / shape.n, row = i - outer * shape.n;
     const int begin = sorted.starts[row], end = valid ? sorted.starts[row + 1] : begin;
-    if (end - begin > kLong) continue;
+    if (end - begin > kLong || (in_place && valid && begin == end)) continue;
     const T* const from = updates + outer * shape.count * shape.inner;
 #pragma unroll 2
     for (int64_t col = threadIdx.x % 32 * 4; col < shape.inner; col += 32 * 4) {
@@ -197,9 +201,9 @@ __global__ void SumQuadsKernel(const T* updates, Sorted sorted, const X* x, T* y
 
 // Sums kCols columns of a long segment, a block each. Every kLong-th sorted update is a mark; the
 // block of the first mark in a segment longer than kLong sums it.
-template <class T, class X>
+template <class T, class X, class Y>
 __global__ void LongSumKernel(const T* updates, const int32_t* keys, Sorted sorted, const X* x,
-                              T* y, int64_t jobs, int64_t col_blocks, Shape shape) {
+                              Y* y, int64_t jobs, int64_t col_blocks, Shape shape) {
   __shared__ float partial[kSlices][kCols];
   const int slice = threadIdx.x / kCols, col_in_block = threadIdx.x % kCols;
   const int64_t marks = (shape.count + kLong - 1) / kLong;
@@ -220,7 +224,7 @@ __global__ void LongSumKernel(const T* updates, const int32_t* keys, Sorted sort
       float total = 0.f;
       for (int k = 0; k < kSlices; k++) total += partial[k][col_in_block];
       const int64_t at = (outer * shape.n + row) * shape.inner + col;
-      y[at] = T((x ? (float)x[at] : 0.f) + total);
+      y[at] = Y((x ? (float)x[at] : 0.f) + total);
     }
     __syncthreads();
   }
@@ -279,7 +283,7 @@ int SortByRow(const char* op, Indices indices, const Shape& shape, const Workspa
 }
 
 // y = the updates by their rows, and x, where it is not null.
-template <class T, class X>
+template <class T, class X, class Y>
 void ScatterAddTo(const char* op, const DLArray* updates, const DLArray* indices, int64_t axis,
                   const X* x, DLArray* y, DLStream stream) {
   const AxisSplit split(op, y, axis);
@@ -291,7 +295,7 @@ void ScatterAddTo(const char* op, const DLArray* updates, const DLArray* indices
          (long long)shape.count, (long long)shape.n, (long long)most);
   const Indices checked = IndicesOf(op, indices);
   const T* from = In<T>(op, updates);
-  T* to = Out<T>(op, y);
+  Y* to = Out<Y>(op, y);
   const int64_t n = Numel(y);
   if (n == 0) return;
   const Workspace work(shape, y->ctx, stream);
@@ -302,15 +306,15 @@ void ScatterAddTo(const char* op, const DLArray* updates, const DLArray* indices
   const bool in_quads = shape.inner >= kQuadRow && shape.inner % 4 == 0 && Aligned16(from) &&
                         Aligned16(x) && Aligned16(to);
   if (in_quads)
-    LaunchBeside(op, SumQuadsKernel<T, X>, Blocks(shape.outer * shape.n, kThreads / 32), 1,
+    LaunchBeside(op, SumQuadsKernel<T, X, Y>, Blocks(shape.outer * shape.n, kThreads / 32), 1,
                  kThreads, 0, stream, from, sorted, x, to, shape);
   else
-    LaunchBeside(op, SumKernel<T, X>, Blocks(n), 1, kThreads, 0, stream, from, sorted, x, to, n,
+    LaunchBeside(op, SumKernel<T, X, Y>, Blocks(n), 1, kThreads, 0, stream, from, sorted, x, to, n,
                  shape);
   if (shape.count <= kLong) return;
   const int64_t col_blocks = CeilDiv(shape.inner, kCols);
   const int64_t jobs = shape.outer * CeilDiv(shape.count, kLong) * col_blocks;
-  LaunchBeside(op, LongSumKernel<T, X>, Blocks(jobs, 1), 1, kThreads, 0, stream, from,
+  LaunchBeside(op, LongSumKernel<T, X, Y>, Blocks(jobs, 1), 1, kThreads, 0, stream, from,
                work.keys[at], sorted, x, to, jobs, col_blocks, shape);
 }
 
@@ -319,20 +323,23 @@ void ScatterAdd(const DLArray* updates, const DLArray* indices, int64_t axis, DL
                 DLStream stream) {
   const char* op = "scatter_add";
   Enter(op, y, updates, indices);
-  ScatterAddTo<T>(op, updates, indices, axis, (const T*)nullptr, y, stream);
+  ScatterAddTo<T, T, T>(op, updates, indices, axis, nullptr, y, stream);
 }
 
-// x of the updates' dtype, or of 16 bits where those are float32.
+// x and y of the updates' dtype; or, where those are float32, x of 16 bits and y of either.
 template <class X>
 void ScatterAddToArray(const DLArray* updates, const DLArray* indices, const DLArray* x,
                        int64_t axis, DLArray* y, DLStream stream) {
   const char* op = "scatter_add_to";
   Enter(op, y, updates, indices, x);
   CheckSameShape(op, x, y);
+  const X* to = In<X>(op, x);
   if (updates->dtype == kDtype<X>)
-    ScatterAddTo<X>(op, updates, indices, axis, In<X>(op, x), y, stream);
+    ScatterAddTo<X, X, X>(op, updates, indices, axis, to, y, stream);
+  else if (y->dtype == kDtype<X>)
+    ScatterAddTo<float, X, X>(op, updates, indices, axis, to, y, stream);
   else
-    ScatterAddTo<float>(op, updates, indices, axis, In<X>(op, x), y, stream);
+    ScatterAddTo<float, X, float>(op, updates, indices, axis, to, y, stream);
 }
 
 DLSYS_KERNEL_TYPED(cuda, scatter_add, ScatterAdd);
