@@ -65,15 +65,15 @@ def save(name: str, options: argparse.Namespace, results: dict[str, Any]) -> Pat
     return path
 
 
-def earlier_works(path: Path, **same: Any) -> list[dict[str, Any]]:
+def earlier_works(path: Path, of: str = "works", **same: Any) -> list[dict[str, Any]]:
     """The works of a record that an earlier call left, so that one is made in parts: none where it
-    is of another machine, of other versions, or differs in what `same` names.
+    is of another machine, of other versions, or differs in what `same` names. They are at `of`.
     """
     if not path.exists():
         return []
     record = json.loads(path.read_text())
     known = {"machine": machine(), **same}
-    works: list[dict[str, Any]] = record["works"]
+    works: list[dict[str, Any]] = record[of]
     return works if all(record.get(key) == value for key, value in known.items()) else []
 
 

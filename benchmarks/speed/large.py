@@ -5,7 +5,9 @@
 Each side is a process of its own (large_dlsys.py, large_torch.py), one after the other, on the same
 machine: random data on the device, AdamW for GPT-2 (16 sequences of 1,024 tokens) and SGD with
 momentum for ResNet-50 (128 images). Leaves results/large.json: milliseconds a step, the first two
-steps' seconds, the peak of memory, and of ours the time of each kernel.
+steps' seconds, the peak of memory, and of ours the time of each kernel. What an earlier call
+on this machine left there stays, but for what is measured anew; each step names its command and
+commit.
 """
 
 from __future__ import annotations
@@ -38,12 +40,14 @@ def main() -> None:
     parser.add_argument("--peers", type=int, default=1, help="0: only ours")
     options = parser.parse_args()
     sides = ["large_dlsys", *(["large_torch"] if options.peers else [])]
-    steps: list[dict[str, Any]] = []
-    for work in options.works.split(","):
-        for precision in options.precisions.split(","):
+    known = measure.earlier_works(options.out / "large.json", of="steps")
+    works, precisions = options.works.split(","), options.precisions.split(",")
+    steps = [x for x in known if x["work"] not in works or x["precision"] not in precisions]
+    for work in works:
+        for precision in precisions:
             for side in sides:
                 for line in lines_of(side, work, precision, str(options.rounds)):
-                    steps.append(line)
+                    steps.append({**line, **measure.origin(options)})
                     shown = {key: value for key, value in line.items() if key != "kernels"}
                     print(json.dumps(shown), flush=True)
     print(measure.save("large", options, {"steps": steps}), file=sys.stderr)

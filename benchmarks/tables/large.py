@@ -17,7 +17,7 @@ def steps(results: Results) -> str:
     """Milliseconds, memory and the first steps of each side."""
     record = results.read("large")
     body = []
-    for step in record["steps"]:
+    for step in _in_order(record):
         work = f"{NAMES[step['work']]}, {step['precision']}"
         cells = [f"{step['ms']:.1f}", f"{step['peak_mib'] / 1024:.1f}", f"{step['first_s']:.1f}"]
         body.append([f"{work}: {step['side']}", *cells])
@@ -29,7 +29,7 @@ def kernels(results: Results) -> str:
     """The time of our steps by operator."""
     record = results.read("large")
     parts = []
-    for step in record["steps"]:
+    for step in _in_order(record):
         if "kernels" in step:
             parts.append(f"{NAMES[step['work']]}, {step['precision']}:\n\n{_kernels(step)}")
     return "\n\n".join(parts)
@@ -40,10 +40,20 @@ def sentence(results: Results) -> str:
     record = results.read("large")
     told = []
     for work, name in NAMES.items():
-        ms = [x["ms"] for x in record["steps"] if (x["work"], x["precision"]) == (work, "bf16")]
+        found = _in_order(record)
+        ms = [x["ms"] for x in found if (x["work"], x["precision"]) == (work, "bf16")]
         told.append(f"{name}: {ms[0]:.1f} ms a step, PyTorch compiled and captured {ms[1]:.1f}")
     gpu = record["machine"]["gpu"].partition(" (")[0]
     return f"In bf16 on an {gpu}: {'; '.join(told)} (`python benchmarks large`)."
+
+
+def _in_order(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps by precision and work, ours before PyTorch's."""
+    works = list(NAMES)
+    return sorted(
+        record["steps"],
+        key=lambda x: (x["precision"], works.index(x["work"]), x["side"] != "dlsys"),
+    )
 
 
 def _kernels(step: dict[str, Any]) -> str:

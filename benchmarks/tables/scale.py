@@ -20,6 +20,7 @@ HOP = 5e-6  # seconds between hosts
 BUCKET = 25 << 20  # bytes of a bucket between hosts
 BACKWARD = 2 / 3  # of a step, beside which buckets travel between hosts
 WORLDS = (8, 64, 1024)
+ORIGIN = ("command", "date", "commit")
 
 
 class Link:
@@ -70,6 +71,11 @@ def _found(record: dict[str, Any]) -> dict[tuple[str, str, int], dict[str, Any]]
     return found
 
 
+def _source(record: dict[str, Any], step: dict[str, Any]) -> str:
+    """The origin of steps like this one, which may be of an earlier call than the record's."""
+    return source({**record, **{key: step.get(key, record[key]) for key in ORIGIN}})
+
+
 def _worlds(found: dict[tuple[str, str, int], Any]) -> list[int]:
     """The numbers of GPUs beside 1."""
     return sorted({gpus for side, _, gpus in found if side == "ours"} - {1})
@@ -97,7 +103,8 @@ def bandwidth(results: Results) -> str:
                 peer = theirs["busbw_gbs"] if theirs else "not run"
                 body.append([size, gpus, f"{ours['ms'] * 1e3:.1f}", ours["busbw_gbs"], peer])
     head = ["sum of", "GPUs", "µs", "GB/s on the bus", "through PyTorch"]
-    return f"{rows(head, body)}\n\n{source(record)}"
+    measured = found["ours", _sums(found)[0][1], _worlds(found)[0]]
+    return f"{rows(head, body)}\n\n{_source(record, measured)}"
 
 
 def steps(results: Results) -> str:
@@ -135,6 +142,9 @@ def steps(results: Results) -> str:
 def traces(results: Results) -> str:
     """How much of the communication lies beside other kernels, where it is not a part of them."""
     record = results.read("dist")
+    traced = [x for x in record["steps"] if x.get("work", "").startswith("trace-")]
+    if not traced:
+        raise KeyError("traces")
     body = [
         [
             NAMES[each["work"].removeprefix("trace-")],
@@ -144,11 +154,8 @@ def traces(results: Results) -> str:
             each["kernels_us"],
             f"{each['share']:.0%}" if each["collectives"] else "",
         ]
-        for each in record["steps"]
-        if each.get("work", "").startswith("trace-")
+        for each in traced
     ]
-    if not body:
-        raise KeyError("traces")
     head = [
         "training step",
         "GPUs",
@@ -157,7 +164,7 @@ def traces(results: Results) -> str:
         "µs of other kernels",
         "of sums beside them",
     ]
-    return f"{rows(head, body)}\n\n{source(record)}"
+    return f"{rows(head, body)}\n\n{_source(record, traced[0])}"
 
 
 def model(results: Results) -> str:
