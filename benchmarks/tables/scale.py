@@ -73,7 +73,7 @@ def _found(record: dict[str, Any]) -> dict[tuple[str, str, int], dict[str, Any]]
 
 def _source(record: dict[str, Any], step: dict[str, Any]) -> str:
     """The origin of steps like this one, which may be of an earlier call than the record's."""
-    return source({**record, **{key: step.get(key, record[key]) for key in ORIGIN}})
+    return source({**record, **{key: step[key] for key in ORIGIN if key in step}})
 
 
 def _worlds(found: dict[tuple[str, str, int], Any]) -> list[int]:
