@@ -295,3 +295,4 @@ def main() -> None:
     print(gemm_ladder.draw(Results(options.results), pictures / "gemm.svg"))
     print(conv_ladder.draw(Results(options.results), pictures / "conv.svg"))
     print(overlap.draw(Results(options.results), ROOT / "docs" / "overlap.svg"))
+    print(large.draw(Results(options.results), ROOT / "docs" / "large.svg"))
