@@ -166,9 +166,9 @@ struct Roles {
 };
 
 // TMA reads rows at multiples of 16 bytes. Of float32, one operand may lie across, which is read
-// into registers: where both do, the smaller one is packed, and so is one that is smaller than C
-// beside a side, which TMA then copies. At 3xtf32 what is not read into
-// registers is packed in both parts, and A that is read into them lies along K.
+// into registers: where both do, the smaller one is packed. So is one that is smaller than C where
+// the epilogue reads a side, which TMA can copy then. At 3xtf32 what is not read into registers is
+// packed in both parts, and A that is read into them lies along K.
 inline Roles RolesOf(const HopperGemm& gemm) {
   const auto readable = [&](const void* data, int64_t inner) {
     return Aligned16(data) && inner * DtypeNbytes(gemm.dtype) % 16 == 0;
