@@ -26,14 +26,32 @@ namespace dlsys {
   X(6, HardSwishGradient)             \
   X(7, Mul)
 
+#define DLSYS_CODE(code, Name) k##Name = code,
+struct ActivationCode {
+  enum : int { DLSYS_ACTIVATIONS(DLSYS_CODE) };  // 0 is none
+};
+struct GradientCode {
+  enum : int { DLSYS_ACTIVATION_GRADIENTS(DLSYS_CODE) };
+};
+#undef DLSYS_CODE
+
 #define DLSYS_ONE_MORE(code, Name) +1
-constexpr int64_t kActivations = DLSYS_ACTIVATIONS(DLSYS_ONE_MORE);  // code 0 is none
+constexpr int64_t kActivations = DLSYS_ACTIVATIONS(DLSYS_ONE_MORE);
 constexpr int64_t kActivationGradients = DLSYS_ACTIVATION_GRADIENTS(DLSYS_ONE_MORE);
 #undef DLSYS_ONE_MORE
 
 // The code of the gradient of an activation that is of its input, or 0.
 constexpr int GradientOf(int64_t activation) {
-  return activation >= 4 && activation <= 6 ? (int)activation - 2 : 0;  // Silu to GeluTanh
+  switch (activation) {
+    case ActivationCode::kSilu:
+      return GradientCode::kSiluGradient;
+    case ActivationCode::kGelu:
+      return GradientCode::kGeluGradient;
+    case ActivationCode::kGeluTanh:
+      return GradientCode::kGeluTanhGradient;
+    default:
+      return 0;
+  }
 }
 
 inline int CheckedEpilogue(const char* op, int64_t code, int64_t first, int64_t last) {

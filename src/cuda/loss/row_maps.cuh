@@ -20,30 +20,40 @@ __device__ __forceinline__ void ForRows(Accumulators<T>& d, const TileOrigin& or
       row0 + i / 2 * 64 + i % 2 * 8);
 }
 
-// exp2(log2(e) A Bᵀ + shift), with a shift for each row, and its sums over the columns of a tile,
-// of an even n.
-template <class E, class T>
-class Exponentials : public Matrices<E, T, false, false> {
+// Matrices whose products a class derived from this maps in registers.
+template <class E, class T, bool kAlongN, class LayoutOfRows>
+class MappedRows : public Matrices<E, T, false, kAlongN> {
  public:
-  struct Layout {
-    const float* shifts;  // (m)
-    float* sums;          // (column tiles, m)
-  };
+  using Layout = LayoutOfRows;
   static constexpr bool kHasEpilogue = false;
   static constexpr OfColumns kOfColumns = OfColumns::kMapped;
 
-  __device__ __forceinline__ Exponentials(const Params& params, const Layout&,
-                                          const TileOrigin& origin, int first)
-      : Matrices<E, T, false, false>(params, {}, origin, first) {}
+  __device__ __forceinline__ MappedRows(const Params& params, const Layout&,
+                                        const TileOrigin& origin, int first)
+      : Matrices<E, T, false, kAlongN>(params, {}, origin, first) {}
 
   static __device__ __forceinline__ void Store(const Layout&, const CUtensorMap* map, uint32_t from,
                                                int row, int col, int z) {
     StoreBox(map, from, col, row, z);
   }
+};
+
+struct ShiftsAndSums {
+  const float* shifts;  // (m)
+  float* sums;          // (column tiles, m)
+};
+
+// exp2(log2(e) A Bᵀ + shift), with a shift for each row, and its sums over the columns of a tile,
+// of an even n.
+template <class E, class T>
+class Exponentials : public MappedRows<E, T, false, ShiftsAndSums> {
+ public:
+  using MappedRows<E, T, false, ShiftsAndSums>::MappedRows;
 
   // Four lanes hold a row.
   static __device__ __forceinline__ void Map(Accumulators<T>& d, const Params& params,
-                                             const Layout& layout, const TileOrigin& origin) {
+                                             const ShiftsAndSums& layout,
+                                             const TileOrigin& origin) {
     const int lane = threadIdx.x % 32, columns = params.n - origin.col - lane % 4 * 2;
     float* const sums = layout.sums + (int64_t)(origin.col / T::kTileN) * params.m;
     ForRows<T>(d, origin, [&](auto&& of_row, int row) {
@@ -63,29 +73,20 @@ class Exponentials : public Matrices<E, T, false, false> {
   }
 };
 
+struct Factors {
+  const float* of_rows;  // (m)
+};
+
 // A B, each row times a factor of its own.
 template <class E, class T>
-class RowFactors : public Matrices<E, T, false, true> {
+class RowFactors : public MappedRows<E, T, true, Factors> {
  public:
-  struct Layout {
-    const float* factors;  // (m)
-  };
-  static constexpr bool kHasEpilogue = false;
-  static constexpr OfColumns kOfColumns = OfColumns::kMapped;
-
-  __device__ __forceinline__ RowFactors(const Params& params, const Layout&,
-                                        const TileOrigin& origin, int first)
-      : Matrices<E, T, false, true>(params, {}, origin, first) {}
-
-  static __device__ __forceinline__ void Store(const Layout&, const CUtensorMap* map, uint32_t from,
-                                               int row, int col, int z) {
-    StoreBox(map, from, col, row, z);
-  }
+  using MappedRows<E, T, true, Factors>::MappedRows;
 
   static __device__ __forceinline__ void Map(Accumulators<T>& d, const Params& params,
-                                             const Layout& layout, const TileOrigin& origin) {
+                                             const Factors& layout, const TileOrigin& origin) {
     ForRows<T>(d, origin, [&](auto&& of_row, int row) {
-      const float factor = row < params.m ? layout.factors[row] : 0.f;
+      const float factor = row < params.m ? layout.of_rows[row] : 0.f;
 #pragma unroll
       for (int j = 0; j < T::kBlocks; j++) of_row(j, 0) *= factor, of_row(j, 1) *= factor;
     });

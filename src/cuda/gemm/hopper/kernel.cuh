@@ -597,12 +597,9 @@ class Boxes {
   __device__ __forceinline__ void Begin(const TileOrigin& origin, const CUtensorMap* map_side) {
     origin_ = of_warp_ = origin;
     of_warp_.row += threadIdx.x % 128 / 32 * 16;
-    if constexpr (kGradientSums) {
-      ReadBits(0);
-      if (!kStagesSide && params_.side) PrefetchSide();
-    }
-    if constexpr (kHasRowsAcross<Source>)
-      if (params_.side) AskForSide();
+    if constexpr (kGradientSums) ReadBits(0);
+    if constexpr (kHasRowsAcross<Source> || (kGradientSums && !kStagesSide))
+      if (params_.side) PrefetchSide();
     if (!SideIsStaged()) return;
     if (threadIdx.x % 32 == 0) {
       WaitForStoresReads();
@@ -938,16 +935,6 @@ class Boxes {
 
   // Lets a side that is not staged come into the L2 cache.
   __device__ __forceinline__ void PrefetchSide() const {
-    constexpr int kOfBox = kBlocks * 8, kLines = T::kTileN / kOfBox;  // columns of 128 bytes
-    for (int k = threadIdx.x % 128; k < T::kRows * kLines; k += 128) {
-      const int row = FirstRow() + k / kLines, col = origin_.col + k % kLines * kOfBox;
-      if (row < params_.m && col < params_.n)
-        PrefetchToL2((const E*)params_.side + (int64_t)row * params_.n + col);
-    }
-  }
-
-  // Lets a side that is not staged come into the L2 cache.
-  __device__ __forceinline__ void AskForSide() const {
     constexpr int kRows = kTransposed<Source> ? T::kTileN : T::kRows;
     constexpr int kCols = kTransposed<Source> ? T::kRows : T::kTileN, kOfLine = 128 / sizeof(E);
     constexpr int kLines = kCols / kOfLine;  // of a row

@@ -13,15 +13,20 @@ using namespace hopper;  // NOLINT: this file launches what is in there
 
 namespace {
 
-constexpr int kProduct = 7;  // of operators/epilogue.h: side times C
 constexpr double kLaunchUs = 0.9;
 constexpr double kPackUs = 4, kPackNbytesUs = 3.2e6;  // of a copy of an operand
+
+bool HasSimpleGradient(const HopperGemm& gemm) {
+  return gemm.gradient <= GradientCode::kReluGradient || gemm.gradient == GradientCode::kMul;
+}
+bool IsSimple(const HopperGemm& gemm) {
+  return gemm.activation <= ActivationCode::kRelu && HasSimpleGradient(gemm);
+}
 
 Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
   const TilingCost& cost = kCosts[index];
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
-  const bool simple = gemm.activation <= 1 && (gemm.gradient <= 1 || gemm.gradient == kProduct);
-  const double epilogue_us = plain ? 0 : simple ? cost.simple_us : cost.fast_us;
+  const double epilogue_us = plain ? 0 : IsSimple(gemm) ? cost.simple_us : cost.fast_us;
   const double panel_us = ReadsAcross(gemm) ? cost.across_us : cost.panel_us * (gemm.split ? 3 : 1);
   const TileTime time{cost.tile_m, cost.tile_n,  cost.cluster, index == kPingPong,
                       panel_us,    cost.tile_us, epilogue_us};
@@ -116,21 +121,11 @@ bool HopperStoresBoth(const HopperGemm& gemm) {
 }
 
 bool HopperHasFunction(const HopperGemm& gemm) {
-  const bool fast = !gemm.split;
-  switch (gemm.activation) {
-    case 0:
-    case 1:
-      break;
-    case 2:
-    case 4:
-    case 5:
-    case 6:
-      if (fast) break;
-      [[fallthrough]];
-    default:
-      return false;
-  }
-  return gemm.gradient <= 1 || gemm.gradient == kProduct || (fast && gemm.gradient <= 4);
+  if (gemm.split) return IsSimple(gemm);
+  const bool is_fast =
+      gemm.activation >= ActivationCode::kSilu && gemm.activation <= ActivationCode::kGeluTanh;
+  return (is_fast || gemm.activation <= ActivationCode::kSigmoid) &&
+         (HasSimpleGradient(gemm) || gemm.gradient <= GradientCode::kGeluTanhGradient);
 }
 
 bool HopperFits(const HopperGemm& gemm, int tiling) { return HasKernel(gemm, tiling); }
