@@ -100,21 +100,24 @@ def bandwidths(world: dist.Group, rounds: int) -> None:
 
 def step(world: dist.Group, work: str, rounds: int) -> None:
     """A training step of one of the works. Of several ranks in turn with that of each for itself,
-    all at the same time, whose mean over ranks and slowest are told too: GPUs differ by some
-    percent, and a step of all takes as long as that of the slowest at least.
+    all at the same time and one after the other, of which the slowest is told: GPUs differ by some
+    percent, and so does one beside a busy neighbor; a step of all takes as long as that of the
+    slowest at least.
     """
     executor, feeds = made(world, work)
-    steps = [(executor, feeds)]
+    queues = [queue_of(executor, feeds)]
     if world.size > 1:
-        steps.append(made(world, work, together=False))
-    for one, values in steps:
-        one.run(values)
-    ms, *alone = timed_in_turn(world, [queue_of(*step) for step in steps], rounds)
-    ways = {"alone_ms": "mean", "slowest_alone_ms": "max"} if alone else {}
-    each = {name: round(float(world.all_reduce(alone[0], op)), 4) for name, op in ways.items()}
+        alone = queue_of(*made(world, work, together=False))
+        queues.append(alone)
+        queues += [alone if rank == world.rank else waited for rank in range(world.size)]
+    for queue in queues:
+        queue(1)
+    ms, *others = timed_in_turn(world, queues, rounds)
+    slowest = [round(float(world.all_reduce(found, "max")), 4) for found in others]
+    by_itself = {"alone_ms": slowest[0], "alone_in_turn_ms": slowest[1:]} if slowest else {}
     (plan,) = executor.report().plans
     tell(
-        world, work=work, precision=executor.precision, ms=round(ms, 4), **each,
+        world, work=work, precision=executor.precision, ms=round(ms, 4), **by_itself,
         exchanged=[exchange.nbytes for exchange in plan.exchanged],
         exchanges=[exchange.name for exchange in plan.exchanged], launches=plan.launches,
     )  # fmt: skip
@@ -146,6 +149,10 @@ def queue_of(executor: ad.Executor, feeds: dict[ad.Node, Any]) -> Callable[[int]
             executor.run(feeds)
 
     return queue
+
+
+def waited(n: int) -> None:
+    """What a rank does in the turn of another one."""
 
 
 def trace(world: dist.Group, work: str) -> None:

@@ -109,7 +109,7 @@ def bandwidth(results: Results) -> str:
 
 def steps(results: Results) -> str:
     """Milliseconds a step at 1 GPU and at several, and the efficiency, ours and PyTorch's. Ours is
-    also told against the same GPUs, each alone at the same time: their mean, and the slowest.
+    also told against the slowest of the same GPUs, each for itself: at the same time, and in turn.
     """
     record = results.read("dist")
     found = _found(record)
@@ -127,12 +127,15 @@ def steps(results: Results) -> str:
                     cells += ["not run"] * 2
                 if side == "ours":
                     known = together or {}
-                    each = [known.get(name) for name in ("alone_ms", "slowest_alone_ms")]
+                    each = [
+                        known.get("alone_ms"),
+                        max(known.get("alone_in_turn_ms", ()), default=None),
+                    ]
                     shown = [f"{ms / known['ms']:.1%}" for ms in each if ms]
                     cells.append(", ".join(shown) or "not run")
         body.append([name, *cells])
     head = ["training step", "1 GPU, ms"]
-    beside = "to these, each alone: mean, slowest"
+    beside = "to the slowest of these, each for itself: all at once, in turn"
     head += [text for gpus in worlds for text in (f"{gpus} GPUs, ms", "efficiency", beside)]
     head.append("PyTorch DDP, 1")
     head += [text for gpus in worlds for text in (f"{gpus}", "efficiency")]
