@@ -118,7 +118,7 @@ class Settings(unittest.TestCase):
         self.assertIn("uint8_inputs", arranged(target=GPU, precision="fp32"))
         self.assertNotIn("uint8_inputs", arranged(target=GPU, precision="bf16"))
         self.assertNotIn("pointwise", arranged(target=CPU, one_by_one=True))
-        on_numpy = ["simplify", "quantized", "conv_pool", "conv_pool_chain"]
+        on_numpy = ["simplify", "quantized", "conv_pool", "conv_pool_chain", "cross_entropy"]
         self.assertEqual(arranged(target=NUMPY), on_numpy)
         self.assertEqual([one.name for one in PASSES], ["simplify", "fresh_draws", "precision"])
 

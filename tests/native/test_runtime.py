@@ -287,6 +287,24 @@ class CpuLibrary(LibraryCase, unittest.TestCase):
         self.assertEqual(self.threads(DLSYS_THREADS="2", OMP_NUM_THREADS="3")[0], "2")
         self.assertEqual(self.threads(DLSYS_THREADS="0", OMP_NUM_THREADS="3"), [cores] * 2)
 
+    def test_every_task_of_a_loop_is_done_once_by_any_number_of_threads(self):
+        """More threads than tasks, as many, and fewer, which help each other at the end."""
+        ran = _python(
+            "import numpy as np\n"
+            "from dlsys import autodiff as ad, ndarray\n"
+            "from dlsys.runtime.library import load\n"
+            "x = ad.Variable('x', dtype=np.float32)\n"
+            "double = ad.Executor([x * 2], ctx=ndarray.cpu(0))\n"
+            "for threads in (1, 2, 3, 7, 4):\n"
+            "    load().check(load().cdll.DLCpuSetThreads(threads))\n"
+            "    for tasks in (1, 2, 3, 4, 5, 8, 9, 33):\n"
+            "        given = np.arange(tasks * 32768 - 5, dtype=np.float32)\n"
+            "        for _ in range(5):\n"
+            "            made = double.run({x: given})[0].asnumpy()\n"
+            "            assert (made == 2 * given).all(), (threads, tasks)\n",
+        )
+        self.assertEqual(ran.returncode, 0, ran)
+
     def test_a_fork_beside_a_thread_that_builds_its_first_executor(self):
         """The thread is held where it loads the library; and nothing is imported behind that."""
         ran = _python(

@@ -20,7 +20,7 @@ from ..arguments.signature import Signature
 from ..dtypes import is_narrow
 from ..graph.lines import attributed_to
 from ..graph.node import Node, Op, same_nodes
-from ..graph.spec import FLOAT32
+from ..graph.spec import FLOAT32, Spec
 from ..ops.elementwise import cast_op
 from ..ops.leaf import constant_op, placeholder_op
 from ..ops.loss.cross_entropy import (
@@ -35,6 +35,7 @@ from ..runtime.target import Target
 from .shared.body import Body, Fused, close, in_shape, shaped
 from .shared.rewrite import Graph, exchange, strip_views, value_of
 
+SHORT_ROW = 32  # classes, at most, of numpy's form
 WORKSPACE = 512  # int32 by which the kernel's blocks reduce: kMaxPartials and an arrival counter
 
 
@@ -64,8 +65,47 @@ class FusedCrossEntropy(Fused):
         return node.attrs["scale"], node.attrs["dy"]
 
 
+class FusedSparseCrossEntropy(FusedCrossEntropy):
+    """With class indices, for which numpy has a form of its own. Classes come first in it, as numpy
+    reduces short rows one at a time.
+    """
+
+    def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> list[Spec]:
+        if not pays_on_numpy(inputs[0]):
+            return []
+        shape = inputs[0].shape[-1], inputs[1].size
+        return [Spec((2, *shape), FLOAT32), Spec((2, shape[1]), FLOAT32)]
+
+    def numpy(self, node: Node, *arrays: np.ndarray) -> None:
+        logits, labels, _, *scratch, total, gradient = arrays
+        classes = logits.shape[-1]
+        if not scratch or labels.min() < 0 or labels.max() >= classes:
+            super().numpy(node, *arrays[:3], total, gradient)  # raises the error of labels
+            return
+        (shifted, exp), (row, losses) = scratch
+        np.copyto(exp, logits.reshape(-1, classes).T)
+        np.maximum.reduce(exp, axis=0, out=row)
+        np.subtract(exp, row, out=shifted)
+        np.exp(shifted, out=exp)
+        np.add.reduce(exp, axis=0, out=row)
+        np.log(row, out=losses)
+        own = labels.reshape(-1), np.arange(len(row))
+        np.subtract(losses, shifted[own], out=losses)
+        np.multiply(np.add.reduce(losses), node.attrs["scale"], out=total)
+        np.divide(node.attrs["dy"], row, out=row)
+        np.multiply(exp, row, out=exp)
+        exp[own] -= node.attrs["dy"]
+        np.copyto(gradient.reshape(-1, classes), exp.T)
+
+
+def pays_on_numpy(logits: Spec) -> bool:
+    """True for logits that numpy's form is for and faster."""
+    short = 0 < logits.shape[-1] <= SHORT_ROW
+    return logits.dtype == FLOAT32 and short and logits.size > 0
+
+
 fused_cross_entropy_op = FusedCrossEntropy("fused_cross_entropy", (2,))  # which reads labels again
-fused_sparse_cross_entropy_op = FusedCrossEntropy("fused_sparse_cross_entropy", (1, 2), True)
+fused_sparse_cross_entropy_op = FusedSparseCrossEntropy("fused_sparse_cross_entropy", (1, 2), True)
 
 
 class OfNarrowLogits(Fused):
@@ -111,6 +151,8 @@ def _fuse(graph: Graph, node: Node, replaced: dict[Node, Node], target: Target) 
     rows_op, op = _LOSSES[node.op]
     x, labels, dy = node.inputs
     sparse = op is fused_sparse_cross_entropy_op
+    if not target.has(op.kernel) or not (target.native or pays_on_numpy(x.spec)):
+        return
     source = _copied(x, op.kernel, target) if sparse else None
     copies = [] if source is None else _copies(graph, node, source.spec.dtype)
     totals = [
@@ -183,6 +225,4 @@ def _given(source: Node, x: Node) -> tuple[Node, dict[Node, Node]]:
     return given, {} if given is source else {source: given}
 
 
-FUSION = Pass(
-    "cross_entropy", fuse, position=20, needs=("fused_cross_entropy", "fused_sparse_cross_entropy")
-)
+FUSION = Pass("cross_entropy", fuse, position=20, needs=("fused_sparse_cross_entropy",))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import index, is_
 from types import MethodType
 from typing import Any, Protocol, TypeVar
@@ -209,14 +210,10 @@ class Op:
             hooks["compute"](node, input_vals, output_val)
             return
         outputs = output_val if self.outputs > 1 else [output_val]
-        workspace = [
-            np.empty(spec.shape, spec.dtype)
-            for spec in self.workspace(
-                node,
-                [Spec(x.shape, x.dtype) for x in input_vals],
-                [Spec(y.shape, y.dtype) for y in outputs],
-            )
-        ]
+        inputs, made = (
+            [Spec(x.shape, x.dtype) for x in values] for values in (input_vals, outputs)
+        )
+        workspace = [np.empty(s.shape, s.dtype) for s in self.workspace(node, inputs, made)]
         self.numpy(node, *input_vals, *workspace, *outputs)
 
     @property
@@ -227,6 +224,10 @@ class Op:
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
         """Called with inputs, workspace and outputs in this order; writes the outputs."""
         raise GraphError(f"operator {self.name} has no numpy form [{node.where}]")
+
+    def bound(self, node: Node) -> Callable[..., None]:
+        """`numpy` for one step of a plan, whose scratch is the same memory in every run."""
+        return partial(self.numpy, node)
 
     def workspace(self, node: Node, inputs: list[Spec], outputs: list[Spec]) -> Sequence[Spec]:
         """Scratch arrays that `numpy` wants besides its inputs and outputs."""

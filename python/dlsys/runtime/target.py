@@ -66,6 +66,7 @@ class Target:
 # The fusions whose numpy form is faster than those of the nodes that they replace.
 _FUSED_ON_NUMPY = (
     "conv2d_pool", "conv2d_pool_data_gradient", "conv2d_pool_filter_gradient", "conv2d_pool_chain",
+    "fused_sparse_cross_entropy",
 )  # fmt: skip
 NUMPY = Target(
     "numpy",

@@ -1,12 +1,14 @@
 // The kernels of conv + bias + relu + max-pool share this on the CPU: the part of the input that
-// windows see, which elements of it are padding, and transpositions of small matrices in vectors of
-// four, which bring positions side by side for SIMD. operators/conv_pool.h has the contract.
+// windows see, which elements of it are padding, and transpositions of small matrices in registers,
+// which bring positions side by side for SIMD. operators/conv_pool.h has the contract.
 // Limited by the multiply-adds of the direct convolution that uses them.
 #pragma once
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/gemm/pack.h"
 #include "cpu/runtime/common.h"
+#include "cpu/runtime/simd.h"
 #include "operators/conv_pool.h"
 
 namespace dlsys {
@@ -37,52 +39,53 @@ struct Inside {
 
 // ---- transposition ----
 
-typedef float Four __attribute__((vector_size(16)));
-typedef float UnalignedFour __attribute__((vector_size(16), aligned(4), may_alias));
-
-// Elements a, b, c, d of the eight of x and y.
-#if defined(__clang__) || __GNUC__ >= 12
-#define DLSYS_PICK(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
-#else
-typedef int32_t FourIndices __attribute__((vector_size(16)));
-#define DLSYS_PICK(x, y, a, b, c, d) __builtin_shuffle(x, y, FourIndices{a, b, c, d})
-#endif
-
-inline void StoreFour(const Four& v, float* to) { *(UnalignedFour*)to = v; }
-inline void StoreFour(const Four& v, uint8_t* to) {
-  typedef int32_t Integers __attribute__((vector_size(16)));
-  typedef uint8_t Bytes __attribute__((vector_size(4)));
+template <int kWidth>
+DLSYS_INLINE void StoreRow(const typename Vectors<kWidth>::Aligned& v, float* to) {
+  *(typename Vectors<kWidth>::Unaligned*)to = v;
+}
+template <int kWidth>
+DLSYS_INLINE void StoreRow(const typename Vectors<kWidth>::Aligned& v, uint8_t* to) {
+  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
+  using Integers = typename Vectors<kWidth>::Indices;
   const Bytes bytes = __builtin_convertvector(__builtin_convertvector(v, Integers), Bytes);
   memcpy(to, &bytes, sizeof bytes);
 }
 
-template <class To>
-inline void TransposeTile(const float* from, int64_t from_pitch, To* to, int64_t to_pitch) {
-  const Four a = *(const UnalignedFour*)from, b = *(const UnalignedFour*)(from + from_pitch);
-  const Four c = *(const UnalignedFour*)(from + 2 * from_pitch);
-  const Four d = *(const UnalignedFour*)(from + 3 * from_pitch);
-  const Four ab = DLSYS_PICK(a, b, 0, 4, 1, 5), cd = DLSYS_PICK(c, d, 0, 4, 1, 5);
-  const Four more_ab = DLSYS_PICK(a, b, 2, 6, 3, 7), more_cd = DLSYS_PICK(c, d, 2, 6, 3, 7);
-  StoreFour(DLSYS_PICK(ab, cd, 0, 1, 4, 5), to);
-  StoreFour(DLSYS_PICK(ab, cd, 2, 3, 6, 7), to + to_pitch);
-  StoreFour(DLSYS_PICK(more_ab, more_cd, 0, 1, 4, 5), to + 2 * to_pitch);
-  StoreFour(DLSYS_PICK(more_ab, more_cd, 2, 3, 6, 7), to + 3 * to_pitch);
+// As Transpose below, in squares, of which the last of a row or a column overlaps the one before.
+template <int kWidth, class To>
+DLSYS_INLINE void TransposeSquares(const float* from, int64_t from_pitch, int64_t rows,
+                                   int64_t cols, To* to, int64_t to_pitch) {
+  for (int64_t j = 0; j < cols; j += kWidth)
+    for (int64_t i = 0; i < rows; i += kWidth) {
+      const int64_t row = std::min(i, rows - kWidth), col = std::min(j, cols - kWidth);
+      typename Vectors<kWidth>::Aligned square[kWidth];
+      DLSYS_UNROLL
+      for (int k = 0; k < kWidth; k++)
+        square[k] =
+            *(const typename Vectors<kWidth>::Unaligned*)(from + (row + k) * from_pitch + col);
+      Transpose<kWidth>(square);
+      DLSYS_UNROLL
+      for (int k = 0; k < kWidth; k++) StoreRow<kWidth>(square[k], to + (col + k) * to_pitch + row);
+    }
 }
 
-// to[j * to_pitch + i] = from[i * from_pitch + j] for i < rows and j < cols. The last tile of a row
-// or a column overlaps the one before it.
+// to[j * to_pitch + i] = from[i * from_pitch + j] for i < rows and j < cols.
 template <class To>
 inline void Transpose(const float* from, int64_t from_pitch, int64_t rows, int64_t cols, To* to,
                       int64_t to_pitch) {
-  if (rows >= 4 && cols >= 4) {
-    for (int64_t j = 0; j < cols; j += 4)
-      for (int64_t i = 0; i < rows; i += 4) {
-        const int64_t row = std::min(i, rows - 4), col = std::min(j, cols - 4);
-        TransposeTile(from + row * from_pitch + col, from_pitch, to + col * to_pitch + row,
-                      to_pitch);
-      }
-    return;
-  }
+  const int64_t fewer = std::min(rows, cols);
+#ifdef __x86_64__
+  const Isa isa = CurrentIsa();
+  if (fewer >= 16 && isa == Isa::kAvx512)
+    return CallAvx512([&]() __attribute__((always_inline)) {
+      TransposeSquares<16>(from, from_pitch, rows, cols, to, to_pitch);
+    });
+  if (fewer >= 8 && isa != Isa::kBaseline)
+    return CallAvx2([&]() __attribute__((always_inline)) {
+      TransposeSquares<8>(from, from_pitch, rows, cols, to, to_pitch);
+    });
+#endif
+  if (fewer >= 4) return TransposeSquares<4>(from, from_pitch, rows, cols, to, to_pitch);
   for (int64_t i = 0; i < rows; i++)
     for (int64_t j = 0; j < cols; j++) to[j * to_pitch + i] = (To)from[i * from_pitch + j];
 }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -64,13 +65,15 @@ int Resolve(int threads) {
   return wanted ? wanted : std::max((int)std::thread::hardware_concurrency(), 1);
 }
 
+// Each thread begins with tasks of its own, the same ones of every loop with as many, so that what
+// a kernel leaves in a core's cache is there for the next; then it helps the others with theirs.
 // The caller of Run takes tasks too and waits only for workers that joined in, so a worker that
 // wakes late costs nothing. All atomics are sequentially consistent: a worker announces itself
 // (active_) before it looks at open_, the caller closes open_ before it looks at active_, hence one
 // of them sees the other.
 class Pool {
  public:
-  explicit Pool(int threads) : threads_(threads) { workers_.reserve(threads); }
+  explicit Pool(int threads) { Reserve(threads); }
 
   // False when another call holds the workers.
   bool TryRun(int64_t n, int most, Body body, void* state) {
@@ -78,14 +81,14 @@ class Pool {
     StartWorkers();
     body_ = body;
     state_ = state;
-    n_ = n;
     most_ = most;
     joined_ = 1;
-    next_ = 0;
+    parts_ = (int)std::min<int64_t>(n, threads_);
+    for (int k = 0; k < parts_; k++) parts_of_[k].Reset(n * k / parts_, n * (k + 1) / parts_);
     open_ = true;
     epoch_++;
     if (sleepers_ > 0) WakeAll();
-    Work(0);
+    Work(0, 0);
     open_ = false;
     for (int k = 0; active_ > 0; k++) k < kSpins ? Pause() : std::this_thread::yield();
     std::exception_ptr error = std::exchange(error_, nullptr);
@@ -96,20 +99,36 @@ class Pool {
 
   void SetThreads(int threads) {
     while (busy_.exchange(true)) std::this_thread::yield();
-    workers_.reserve(threads);
     stop_ = true;
     epoch_++;
     WakeAll();
     for (std::thread& worker : workers_) worker.join();
     workers_.clear();
+    Reserve(threads);
     stop_ = false;
-    threads_ = threads;
     busy_ = false;
   }
 
   int threads() const { return threads_; }
 
  private:
+  // The tasks that a thread begins with: [next, end).
+  struct alignas(64) Part {  // a cache line, which no other thread's tasks share
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+
+    void Reset(int64_t first, int64_t last) {
+      next = first;
+      end = last;
+    }
+  };
+
+  void Reserve(int threads) {
+    workers_.reserve(threads);
+    parts_of_ = std::make_unique<Part[]>(threads);
+    threads_ = threads;
+  }
+
   void StartWorkers() {
     if ((int)workers_.size() >= threads_ - 1) return;
     sigset_t all, before;  // signals belong to the threads of the program, not to ours
@@ -117,7 +136,9 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       while ((int)workers_.size() < threads_ - 1)
-        workers_.emplace_back([this, seen = epoch_.load()] { Loop(seen); });
+        workers_.emplace_back([this, seen = epoch_.load(), thread = (int)workers_.size() + 1] {
+          Loop(seen, thread);
+        });
     } catch (const std::system_error&) {
       threads_ = (int)workers_.size() + 1;  // the system has no more threads: go on with these
     } catch (const std::bad_alloc&) {
@@ -126,7 +147,7 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  void Loop(uint64_t seen) {
+  void Loop(uint64_t seen, int thread) {
     while (true) {
       WaitForEpochAfter(seen);
       seen = epoch_;
@@ -134,7 +155,7 @@ class Pool {
       active_++;
       if (open_) {
         const int worker = joined_++;
-        if (worker < most_) Work(worker);
+        if (worker < most_) Work(worker, thread);
       }
       active_--;
     }
@@ -158,24 +179,28 @@ class Pool {
     wake_.notify_all();
   }
 
-  void Work(int worker) {
+  void Work(int worker, int thread) {
     try {
-      for (int64_t k = next_++; k < n_; k = next_++) body_(state_, k, worker);
+      for (int turn = 0; turn < parts_; turn++) {
+        Part& part = parts_of_[(thread + turn) % parts_];
+        for (int64_t k; part.next < part.end && (k = part.next++) < part.end;)
+          body_(state_, k, worker);
+      }
     } catch (...) {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!error_) error_ = std::current_exception();
-      next_ = n_;
+      for (int k = 0; k < parts_; k++) parts_of_[k].next = parts_of_[k].end;
     }
   }
 
   std::atomic<bool> busy_{false}, open_{false}, stop_{false};
-  std::atomic<int> active_{0}, sleepers_{0}, joined_{0}, threads_;
-  std::atomic<int64_t> next_{0};
+  std::atomic<int> active_{0}, sleepers_{0}, joined_{0}, threads_{0};
   std::atomic<uint64_t> epoch_{0};
   Body body_ = nullptr;
   void* state_ = nullptr;
-  int64_t n_ = 0;
   int most_ = 0;  // threads, with the caller
+  int parts_ = 0;
+  std::unique_ptr<Part[]> parts_of_;  // of each thread
   std::exception_ptr error_;
   std::mutex mutex_;
   std::condition_variable wake_;

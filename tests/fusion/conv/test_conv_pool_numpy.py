@@ -237,6 +237,14 @@ class Networks(unittest.TestCase):
             for a, b in zip(got, run(fetches, given, None, fused=False)):
                 np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
 
+    def test_nodes_keep_nothing_of_a_plan(self) -> None:
+        """Views of scratch belong to the steps of a plan, which other plans do not share."""
+        loss, _, wanted, feeds = network((20, 1, 28, 28), *LENET)
+        executor = ad.Executor(ad.gradients(loss, wanted))
+        executor.run(feeds)
+        plan = executor.plan({x: a.shape for x, a in feeds.items()})
+        self.assertEqual([vars(step.node) for step in plan.steps if vars(step.node)], [])
+
     def test_ufuncs_have_their_buffer_back(self) -> None:
         loss, _, _, feeds = network((20, 1, 28, 28), *LENET)
         before = np.getbufsize()

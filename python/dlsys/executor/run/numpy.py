@@ -103,7 +103,7 @@ class NumpyRunner(Runner):
                 arguments[k] = self._array(value)
         if step.node.op.kernel is None:
             return own_compute(step, True, self._guard), arguments
-        return partial(step.node.op.numpy, step.node), arguments
+        return step.node.op.bound(step.node), arguments
 
     def _array(self, value: Value) -> np.ndarray:
         buffer, spec = value.buffer, value.spec

@@ -8,8 +8,9 @@ gradient of the next one's data. A convolution alone is a chain too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from operator import is_
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -46,6 +47,24 @@ Array = np.ndarray
 # ---- the operators ----
 
 
+class OfThreads:
+    """The scratch of each thread. Its views are made when the memory is not that of the call
+    before; in a plan it always is.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        self._layers = layers
+        self._memory: Sequence[Array] = ()
+        self._made: list[Scratch] = []
+
+    def of(self, memory: Sequence[Array]) -> list[Scratch]:
+        """That in a memory, which has a row for each thread."""
+        if len(memory) != len(self._memory) or not all(map(is_, memory, self._memory)):
+            self._memory = memory
+            self._made = [Scratch(self._layers, *each) for each in zip(*memory)]
+        return self._made
+
+
 class ConvPoolChain(Fused):
     """Base of the operators of a chain. Attributes: body, layers (a tuple of `Layer`)."""
 
@@ -62,15 +81,15 @@ class ConvPoolChain(Fused):
             return []
         return Scratch.specs(node.attrs["layers"], inputs[0].shape[0])
 
-    def scratch(self, node: Node, memory: list[Array]) -> list[Scratch]:
-        """That of each thread. Its views are made once for a plan: a node is a step of one plan,
-        which gives it the same memory in each run.
-        """
-        before, made = vars(node).get("scratch", ((), ()))
-        if len(before) != len(memory) or any(a is not b for a, b in zip(before, memory)):
-            made = [Scratch(node.attrs["layers"], *each) for each in zip(*memory)]
-            vars(node)["scratch"] = memory, made
-        return made
+    def numpy(self, node: Node, *arrays: Array) -> None:
+        self.bound(node)(*arrays)
+
+    def bound(self, node: Node) -> Callable[..., None]:
+        return partial(self.run, node, OfThreads(node.attrs["layers"]))
+
+    def run(self, node: Node, scratch: OfThreads, *arrays: Array) -> None:
+        """The numpy form, with what is made of its scratch."""
+        super().numpy(node, *arrays)
 
 
 class ConvPoolChainForward(ConvPoolChain):
@@ -85,14 +104,14 @@ class ConvPoolChainForward(ConvPoolChain):
         (y,) = cast(tuple[Spec, ...], super().infer(node, *specs))
         return y, *Kept.specs(node.attrs["layers"], specs[0].shape[0])
 
-    def numpy(self, node: Node, *arrays: Array) -> None:
+    def run(self, node: Node, scratch: OfThreads, *arrays: Array) -> None:
         count, layers = len(node.inputs), node.attrs["layers"]
-        (x, *weights), memory, (y, *kept) = arrays[:count], [*arrays[count:-3]], arrays[-3:]
+        (x, *weights), memory, (y, *kept) = arrays[:count], arrays[count:-3], arrays[-3:]
         if memory:
             operands = _by_layer(layers, weights)
-            if forward(layers, x, operands, self.scratch(node, memory), y, Kept(*kept)):
+            if forward(layers, x, operands, scratch.of(memory), y, Kept(*kept)):
                 return
-        super().numpy(node, *arrays[:count], y)
+        super().run(node, scratch, *arrays[:count], y)
         for array, value in zip(kept, (0, UNKNOWN)):
             array.fill(value)
 
@@ -110,7 +129,7 @@ class ConvPoolChainGradient(ConvPoolChain):
         memory = super().workspace(node, inputs, outputs)
         return memory and [*memory, sums_spec(node.attrs["layers"], inputs[0].shape[0])]
 
-    def numpy(self, node: Node, *arrays: Array) -> None:
+    def run(self, node: Node, scratch: OfThreads, *arrays: Array) -> None:
         count, layers, biases = len(node.inputs), node.attrs["layers"], node.attrs["biases"]
         (x, dy, *weights), kept = arrays[: count - 2], Kept(*arrays[count - 2 : count])
         memory, made = [*arrays[count : -self.outputs]], arrays[-self.outputs :]
@@ -121,10 +140,9 @@ class ConvPoolChainGradient(ConvPoolChain):
             gradients = Gradients(of_filters, of_biases, next(values, None))
             filters = [f for f, _ in _by_layer(layers, weights)]
             *memory, sums = memory
-            scratch = self.scratch(node, memory)
-            if backward(layers, (x, dy), filters, scratch, sums, kept, gradients):
+            if backward(layers, (x, dy), filters, scratch.of(memory), sums, kept, gradients):
                 return
-        super().numpy(node, *arrays[:count], *made)
+        super().run(node, scratch, *arrays[:count], *made)
 
     def cost(self, node: Node, inputs: list[Spec], output: Spec) -> int:
         again = [s for s in node.attrs["body"].steps if s.op is conv_pool_op]
