@@ -516,17 +516,36 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
             with self.subTest(rows=m, columns=n):
                 self.check_epilogues_and_sums(number, m, n, 700)
 
-    def test_last_rows_of_tiles_fed_by_tma(self) -> None:
-        """Rows beyond whole tiles, where they are few, are a slim product of their own."""
+    def test_edges_of_tiles_fed_by_tma(self) -> None:
+        """A few rows and columns beyond those that fill warps: slim products of their own where K
+        is as long as here, unless the kernel transposes what they would read; else half tiles.
+        """
         self.of_sm90()
-        for name, flags in itertools.product(self.TMA, ((True, False), (False, False))):
-            with self.subTest(name=name, transposed=flags):
-                operands = self.operands(272, 132, 600, flags)
+        k = 12000
+        cases = [(self.TMA[1], e, flags) for e in range(1, 17) for flags in TRANSPOSES]
+        cases += [(self.TMA[0], e, flags) for e in (1, 8, 16) for flags in TRANSPOSES]
+        for name, e, flags in sample.of(cases, 4):
+            with self.subTest(name=name, beyond=e, transposed=flags):
+                operands = self.operands(512 + e, 256 + 17 - e, k, flags)
                 got = self.product(operands, flags, name, "fp32")
-                self.check(got, operands, flags, bound(600, "fp32"))
+                self.check(got, operands, flags, bound(k, "fp32"))
                 again = self.product(operands, flags, name, "fp32")
                 self.assertEqual(got.tobytes(), again.tobytes())
-            self.check_epilogues_and_sums(self.algorithms().index(name) + 1, 272, 132, 600)
+        for name, length in ((self.TMA[0], 600), (self.TMA[1], 600), (self.TMA[1], k)):
+            number = self.algorithms().index(name) + 1
+            self.check_epilogues_and_sums(number, 520, 265, length)
+
+    def test_operands_packed_while_tiles_are_multiplied(self) -> None:
+        """Operands along K, of many rows or columns of C: in whole tiles and in shares of some."""
+        self.of_sm90()
+        shapes = [(264, 1736, 104), (33, 1540, 36), (3080, 1545, 136)]
+        for shape, flags in sample.of(itertools.product(shapes, TRANSPOSES), 8):
+            with self.subTest(shape=shape, transposed=flags):
+                operands = self.operands(*shape, flags)
+                got = self.product(operands, flags, self.TMA[1], "fp32")
+                self.check(got, operands, flags, bound(shape[2], "fp32"))
+                again = self.product(operands, flags, self.TMA[1], "fp32")
+                self.assertEqual(got.tobytes(), again.tobytes())
 
     def test_long_sums_of_few_tiles_on_tensor_cores(self) -> None:
         """Every tiling of the rung `hopper` cuts K among all blocks; the bits are the same."""

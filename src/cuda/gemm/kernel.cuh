@@ -422,12 +422,21 @@ double FfmaUs(const Gemm& gemm, int tiling);
 void RunFfma(const char* op, const Gemm& gemm, int tiling, DLStream stream);
 // The family kSlim (rungs/slim.cu), of C with at most 16 rows or columns. True where the operand
 // along the larger extent of C lies along it in whole quads; what one would take in microseconds,
-// infinite where it does not fit; and a product by it, of floats of any size. Of C's rows from
-// `first_row` on, which are at most 16 where that is not 0; operand sums are made with all rows
-// alone.
-bool SlimFits(const Gemm& gemm, int64_t first_row = 0);
-double SlimUs(const Gemm& gemm, int64_t first_row = 0);
-void RunSlim(const char* op, const Gemm& gemm, DLStream stream, int64_t first_row = 0);
+// infinite where it does not fit; and a product by it, of floats of any size.
+bool SlimFits(const Gemm& gemm);
+double SlimUs(const Gemm& gemm);
+void RunSlim(const char* op, const Gemm& gemm, DLStream stream);
+// A strip of C: its rows from `first` on, or its columns, which are at most 16; `width` of the
+// other extent. `wide` is the operand along that, as it lies or packed: (k, pitch). Of float32,
+// without operand sums.
+struct SlimStrip {
+  bool of_rows;
+  int64_t first, width;
+  const float* wide;
+  int64_t pitch;
+};
+double SlimUs(const Gemm& gemm, const SlimStrip& strip);
+void RunSlim(const char* op, const Gemm& gemm, const SlimStrip& strip, DLStream stream);
 // A is uint8 and not transposed.
 void LaunchU8(const char* op, int tiling, const GemmParams& params, DLStream stream);
 

@@ -68,6 +68,17 @@ __device__ __forceinline__ unsigned LoadAcquire(const unsigned* count) {
   return now;
 }
 
+// Counts up; whoever finds that by LoadAcquire sees what this thread wrote before, and what others
+// did of which it knows.
+__device__ __forceinline__ void CountReleased(unsigned* count) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(__cvta_generic_to_global(count))
+               : "memory");
+}
+// Orders ordinary accesses of global memory, of this thread or known to it, and copies by the TMA.
+__device__ __forceinline__ void FenceGlobalForCopies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 // Barriers of `threads` threads of a block by their number, 1 to 15; 0 is __syncthreads.
 __device__ __forceinline__ void SyncThreads(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");

@@ -1,8 +1,8 @@
-// Launches of the GEMM by FFMA and TMA (ffma.cuh): how its tiles are shared, what it costs, the sum
-// of parts of tiles, and the copies that it needs: of operands that do not lie (k, mn), or whose
-// rows TMA cannot read, to rows of a multiple of 16 bytes in planned workspace. A few rows beyond
-// whole tiles are a product of their own (slim.cu). C overlaps no operand. Memory bandwidth limits
-// copies and sums.
+// Launches of the GEMM by FFMA and TMA (ffma.cuh): how it is divided and its tiles are shared, what
+// that costs, the sum of parts of tiles, and where operands are packed that do not lie (k, mn), or
+// whose rows TMA cannot read: to rows of a multiple of 16 bytes in planned workspace. A few rows
+// and columns beyond those that fill warps are products of their own (slim.cu). C overlaps no
+// operand. Memory bandwidth limits copies, sums and strips.
 #include <optional>
 
 #include "cuda/gemm/rungs/ffma.cuh"
@@ -63,18 +63,18 @@ __global__ void __launch_bounds__(kThreads)
   const Gemm& gemm = params.gemm;
   const int part = (int)threadIdx.x / kItems, at = (int)threadIdx.x % kItems;
   GridDependencySynchronize();
-  for (int64_t first = blockIdx.x * (int64_t)kItems; first < (int64_t)shares.split_tiles * kOfTile;
+  for (int64_t first = blockIdx.x * (int64_t)kItems; first < (int64_t)shares.Split() * kOfTile;
        first += gridDim.x * (int64_t)kItems) {
     const int tile = (int)(first / kOfTile), item = (int)(first % kOfTile) + at;
     const int step = tile * shares.steps, slot = shares.BlockAt(step) + tile;
     const int parts = shares.BlockAt(step + shares.steps - 1) + tile - slot + 1;
     if (parts == 1) continue;  // in C already
-    const TileCoord coord = TileCoordOf(params, tile);
+    const TileCoord coord = FfmaTileCoord(params, shares, shares.Whole() + tile);
     const int thread = item % T::kThreads, row4 = item / T::kThreads % kQuadsM;
     const int col4 = item / T::kThreads / kQuadsM, lane = thread % 32;
     const WarpOrigin warp = FfmaWarpOrigin<T>(thread / 32);
     const int row0 = coord.row * T::kTileM + warp.row, col0 = coord.col * T::kTileN + warp.col;
-    const bool exists = row0 < gemm.m && col0 < gemm.n;
+    const bool exists = row0 < shares.rows && col0 < shares.cols;
     const int share = CeilDiv32(parts, kParts), begin = min(part * share, parts);
     const int end = exists ? min(begin + share, parts) : begin;
     const float4* from = shares.parts + (int64_t)(slot + begin) * (kOfTile * 4) +
@@ -111,47 +111,24 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-bool IsPacked(const Operand& x) { return x.of_mn != 1 || x.of_k % 4 || !Aligned16(x.data); }
-
-// Whether the kernel transposes an operand that lies along K: in rows that TMA can read, and in
-// tiles that leave registers and memory for it. The product is then 3 % slower, which an operand
-// of few rows or columns of C is worth: a copy costs as much as some 1,500 of them.
-template <class T>
-bool IsTransposed(const Operand& x, int64_t uses) {
-  constexpr int64_t kMostUses = 1500;
-  return T::kResident == 1 && uses <= kMostUses && x.of_k == 1 && x.of_mn % 4 == 0 &&
-         Aligned16(x.data);
+__global__ void __launch_bounds__(kThreads) FfmaZeroKernel(unsigned* counters, int64_t count) {
+  TriggerProgrammaticLaunch();  // the product is set up while this waits
+  GridDependencySynchronize();
+  for (int64_t i = FirstItem(); i < count; i += ItemStep()) counters[i] = 0;
 }
 
-// An operand as the kernel reads it, in scratch where it has to be copied.
-template <class T>
-class FfmaOperand {
- public:
-  FfmaOperand(const char* op, const Gemm& p, Operand x, int64_t extent, int64_t uses, int box,
-              DLStream stream)
-      : transposed(IsTransposed<T>(x, uses)) {
-    if (transposed) {
-      map = BoxMap(op, DL_FLOAT32, x.data, p.k, extent, x.of_mn, 1, box, false);
-      return;
-    }
-    if (IsPacked(x)) {
-      const int64_t pitch = CeilDiv(extent, 4) * 4;
-      packed_.emplace(p.ctx, pitch * p.k * (int64_t)sizeof(float), stream);
-      const int64_t tiles = CeilDiv(extent, kPackMn) * CeilDiv(p.k, kPackK);
-      const bool in_quads = x.of_k == 1 && x.of_mn % 4 == 0 && Aligned16(x.data);
-      Launch(op, in_quads ? PackKernel<true> : PackKernel<false>, (unsigned)tiles, kThreads, 0,
-             stream, x, extent, p.k, pitch, packed_->floats());
-      x = {packed_->floats(), 1, pitch};
-    }
-    map = PlainMap(op, x.data, extent, p.k, x.of_k, box, T::kTileK);
-  }
-
-  const bool transposed;
-  CUtensorMap map;
-
- private:
-  std::optional<Scratch> packed_;
+// How a product is divided: the rows and columns of C that tiles compute, and whether tiles that do
+// not fill a wave of blocks are shared; and what it is estimated to take. At most 16 rows, or
+// columns, beyond those that fill warps may be a strip, a slim product of their own.
+struct FfmaDivision {
+  int64_t rows, cols;
+  bool split;
+  double us = INFINITY;
 };
+
+bool IsPacked(const Operand& x) { return x.of_mn != 1 || x.of_k % 4 || !Aligned16(x.data); }
+// Along K, in rows of whole quads.
+bool LiesInQuads(const Operand& x) { return x.of_k == 1 && x.of_mn % 4 == 0 && Aligned16(x.data); }
 
 // Cost of a tiling, measured on an H200: of a launch, of a panel on each of the blocks that run
 // together, of what a tile costs besides; and of adding parts, a launch and bytes a microsecond.
@@ -161,81 +138,222 @@ struct FfmaCost {
 };
 constexpr FfmaCost kCosts[] = {{"128x128 TMA", 4, 5.05, 3}, {"256x128 TMA", 4, 4.95, 3}};
 constexpr double kSumUs = 3.5, kPartNbytesUs = 4e6;
-constexpr double kHalf = 0.53;             // of a panel's time, where half of the tiles is beyond C
 constexpr double kTransposedTileUs = 5.5;  // what a tile costs besides, where panels are transposed
 
-// Of so many rows of C. Tiles that would not fill a wave of blocks are shared by all, where each
-// then has a few panels.
+// The shares of a division; a block takes part in those of tiles where it has two panels at least.
 template <class T>
-FfmaShares SharesOf(const Gemm& p, int64_t rows) {
-  constexpr int64_t kLeastSteps = 2 * kFfmaSteps<T>;
-  const int64_t blocks = (int64_t)Multiprocessors(p.ctx.device_id) * T::kResident;
-  const int64_t steps = CeilDiv(p.k, kFfmaUnroll);
-  const int64_t tiles = CeilDiv(rows, T::kTileM) * CeilDiv(p.n, T::kTileN), left = tiles % blocks;
-  const bool split = left * steps >= blocks * kLeastSteps && left * steps < INT32_MAX;
-  return {(int)steps,
-          (int)tiles,
-          split ? (int)left : 0,
-          (int)(split ? blocks : std::min(blocks, tiles)),
-          AlignedOut(p) && p.epilogue.Empty(),
-          nullptr};
+FfmaShares SharesOf(const Gemm& p, const FfmaDivision& division) {
+  constexpr int64_t kLeastTime = 2 * kFfmaSteps<T> * kFfmaFull;
+  const int64_t places = (int64_t)Multiprocessors(p.ctx.device_id) * T::kResident;
+  const int64_t rows = CeilDiv(division.rows, T::kTileM), cols = CeilDiv(division.cols, T::kTileN);
+  // A half one of the two tiles of a multiprocessor takes the time of the other.
+  const bool halves =
+      T::kResident == 1 || division.rows <= T::kTileM / 2 || division.cols <= T::kTileN / 2;
+  const auto is_half = [&](int64_t extent, int64_t tile) {
+    return halves && 0 < extent % tile && extent % tile <= tile / 2;
+  };
+  const bool half_row = is_half(division.rows, T::kTileM);
+  const bool half_col = is_half(division.cols, T::kTileN);
+  const int64_t full = (rows - half_row) * (cols - half_col), half = rows * cols - full;
+  FfmaShares shares = {};
+  shares.rows = (int)division.rows, shares.cols = (int)division.cols;
+  shares.steps = (int)CeilDiv(p.k, kFfmaUnroll);
+  shares.whole_full = (int)full, shares.whole_half = (int)half;
+  shares.half_in_row = half_row ? (int)cols : 0;
+  shares.blocks = (int)std::min(places, full + half);
+  shares.plain = AlignedOut(p) && p.epilogue.Empty();
+  const int64_t time = (full % places * kFfmaFull + half % places * kFfmaHalf) * shares.steps;
+  const int64_t sharers = std::min(places, time / kLeastTime);
+  if (!division.split || sharers == 0 || time > INT32_MAX) return shares;
+  shares.split_full = (int)(full % places), shares.split_half = (int)(half % places);
+  shares.whole_full -= shares.split_full, shares.whole_half -= shares.split_half;
+  shares.sharers = (int)sharers;
+  shares.share = (int)(time / sharers), shares.longer = (int)(time % sharers);
+  shares.blocks = (int)(shares.Whole() ? places : sharers);
+  return shares;
 }
 
 // The slots of parts.
 int64_t SlotsOf(const FfmaShares& shares) {
-  return shares.split_tiles ? shares.split_tiles + shares.blocks : 0;
+  return shares.Split() ? shares.Split() + shares.sharers : 0;
 }
 
-double PackUs(const Operand& x, const Gemm& p, int64_t extent) {
-  constexpr double kLaunchUs = 2, kNbytesUs = 2.8e6;
-  return IsPacked(x) ? kLaunchUs + 8. * (double)extent * (double)p.k / kNbytesUs : 0;
+// Whether the kernel itself transposes panels of an operand that lies along K, or packs it as it
+// multiplies whole tiles; a kernel does one of both. Packing costs nothing where many tiles use
+// what is packed, and transposing slows a product by less than a copy that others wait for:
+// measured where either begins to take more.
+template <class T>
+bool IsTransposed(const Operand& x, int64_t uses, const FfmaShares& shares) {
+  constexpr int64_t kMostUses = 1500, kMostUsesOfWhole = 600;
+  return T::kResident == 1 && LiesInQuads(x) &&
+         uses <= (shares.Whole() > 0 ? kMostUsesOfWhole : kMostUses);
+}
+template <class T>
+bool TransposesA(const Gemm& p, const FfmaShares& shares) {
+  return IsTransposed<T>(OperandA(p), p.n, shares);
+}
+template <class T>
+bool TransposesB(const Gemm& p, const FfmaShares& shares) {
+  return IsTransposed<T>(OperandB(p), p.m, shares);
+}
+template <class T>
+bool PacksAhead(const Gemm& p, const Operand& x, const FfmaShares& shares) {
+  return T::kResident == 1 && LiesInQuads(x) && shares.Whole() > 0 && !TransposesA<T>(p, shares) &&
+         !TransposesB<T>(p, shares);
+}
+
+// What the kernel packs of an operand, if it does: (`extent`, k) in tiles of so many rows or
+// columns, of which blocks multiply so many `together`.
+FfmaPacking PackingOf(const Operand& x, int64_t extent, int64_t k, bool ahead, int tile,
+                      int together) {
+  FfmaPacking packing = {};
+  packing.from = x.data, packing.extent = (int)extent;
+  packing.pitch = (int)CeilDiv(extent, 4) * 4, packing.panels = (int)CeilDiv(k, kFfmaItem);
+  while (kFfmaItem << packing.log_tile < tile) packing.log_tile++;
+  packing.log_group = packing.log_tile;
+  while (1 << (packing.log_group - packing.log_tile) < together) packing.log_group++;
+  const int64_t groups = CeilDiv(extent, (int64_t)kFfmaItem << packing.log_group);
+  packing.items = ahead ? (int)(groups << packing.log_group) * packing.panels : 0;
+  return packing;
+}
+
+// The counters of what is ready.
+int64_t CountersOf(const FfmaPacking& x) {
+  const int64_t tiles = CeilDiv(x.extent, (int64_t)kFfmaItem << x.log_tile);
+  return x.items ? tiles * CeilDiv(x.panels, kFfmaReady) : 0;
+}
+
+// An operand as tiles and strips read it, in scratch where it is packed: by the kernel where
+// `packing` has items, otherwise here.
+template <class T>
+class FfmaOperand {
+ public:
+  FfmaOperand(const char* op, const Gemm& p, Operand x, bool transposed, int box,
+              FfmaPacking* packing, DLStream stream) {
+    const int64_t extent = packing->extent;
+    if (transposed) {
+      map = BoxMap(op, DL_FLOAT32, x.data, p.k, extent, x.of_mn, 1, box, false);
+      return;
+    }
+    if (IsPacked(x)) {
+      const int64_t tiles = CeilDiv(extent, kPackMn) * CeilDiv(p.k, kPackK);
+      packed_.emplace(p.ctx, packing->pitch * p.k * (int64_t)sizeof(float), stream);
+      packing->to = packed_->floats();
+      if (packing->items == 0)
+        Launch(op, LiesInQuads(x) ? PackKernel<true> : PackKernel<false>, (unsigned)tiles, kThreads,
+               0, stream, x, extent, p.k, (int64_t)packing->pitch, packing->to);
+      x = {packing->to, 1, packing->pitch};
+    }
+    data = x.data, pitch = x.of_k;
+    map = PlainMap(op, x.data, extent, p.k, x.of_k, box, T::kTileK);
+  }
+
+  CUtensorMap map;
+  const float* data = nullptr;  // (k, pitch), where it is not transposed
+  int64_t pitch = 0;
+
+ private:
+  std::optional<Scratch> packed_;
+};
+
+template <class T>
+double PackUs(const Gemm& p, const Operand& x, int64_t extent, const FfmaShares& shares) {
+  constexpr double kLaunchUs = 2, kNbytesUs = 2.8e6, kAheadUs = 3;
+  if (!IsPacked(x)) return 0;
+  if (PacksAhead<T>(p, x, shares)) return kAheadUs;
+  return kLaunchUs + 8. * (double)extent * (double)p.k / kNbytesUs;
 }
 
 template <class T>
-double TilesUs(const Gemm& p, int64_t rows, const FfmaCost& cost) {
-  const FfmaShares shares = SharesOf<T>(p, rows);
-  const auto pack_us = [&](const Operand& x, int64_t extent, int64_t uses) {
-    return IsTransposed<T>(x, uses) ? 0 : PackUs(x, p, extent);
-  };
-  const bool transposes = IsTransposed<T>(OperandA(p), p.n) || IsTransposed<T>(OperandB(p), p.m);
-  const double tile_us = cost.tile_us + (transposes ? kTransposedTileUs : 0);
-  const double whole = (double)CeilDiv(shares.tiles - shares.split_tiles, shares.blocks);
+double TilesUs(const Gemm& p, const FfmaDivision& division, const FfmaShares& shares,
+               const FfmaCost& cost) {
+  const bool of_a = TransposesA<T>(p, shares), of_b = TransposesB<T>(p, shares);
+  const double pack_us = (of_a ? 0 : PackUs<T>(p, OperandA(p), division.rows, shares)) +
+                         (of_b ? 0 : PackUs<T>(p, OperandB(p), p.n, shares));
+  const double tile_us = cost.tile_us + (of_a || of_b ? kTransposedTileUs : 0);
+  constexpr double kHalf = (double)kFfmaHalf / kFfmaFull;
+  const double full_waves = (double)CeilDiv(shares.whole_full, shares.blocks);
+  const double waves = (double)CeilDiv(shares.Whole(), shares.blocks);
+  const double shared = shares.split_full + kHalf * shares.split_half;
+  const double whole = full_waves + kHalf * (waves - full_waves);
   const double panels = (double)shares.steps / kFfmaSteps<T>;
-  const double shared = (double)shares.split_tiles * panels / shares.blocks;
-  // Warps without elements of C leave their issue slots to the others.
-  const bool half = rows <= T::kTileM / 2 || p.n <= T::kTileN / 2;
-  const double panel_us = cost.panel_us * (half ? kHalf : 1);
-  const double part_nbytes = (half ? 4. : 8.) * T::kTileM * T::kTileN * (double)SlotsOf(shares);
-  return cost.us + pack_us(OperandA(p), rows, p.n) + pack_us(OperandB(p), p.n, p.m) +
-         (whole * panels + shared) * panel_us + whole * tile_us +
-         (shares.split_tiles ? tile_us + kSumUs + part_nbytes / kPartNbytesUs : 0);
+  // A part of a full tile, which is written and read.
+  constexpr double kPartNbytes = 8. * T::kTileM * T::kTileN;
+  const double tiles = std::max(1, shares.Split());
+  const double parts_us = shared / tiles * kPartNbytes * (double)SlotsOf(shares) / kPartNbytesUs;
+  const double waves_us = (whole + shared / std::max(1, shares.sharers)) * panels * cost.panel_us;
+  return cost.us + pack_us + waves_us + waves * tile_us +
+         (shares.Split() ? tile_us + kSumUs + parts_us : 0);
 }
 
-// The rows of C that tiles compute: all but those beyond whole tiles, where these are a slim
-// product that takes less.
+// C's last rows, with all columns, and its last columns, with the rows of tiles. Their wide
+// operands lie (k, pitch).
+SlimStrip LastRows(const Gemm& p, const FfmaDivision& division, const float* b, int64_t pitch) {
+  return {true, division.rows, p.n, b, pitch};
+}
+SlimStrip LastCols(const FfmaDivision& division, const float* a, int64_t pitch) {
+  return {false, division.cols, division.rows, a, pitch};
+}
+
+// Infinite where a strip is not slim or the kernel transposes what it would read.
 template <class T>
-int64_t TiledRows(const Gemm& p, const FfmaCost& cost) {
-  const int64_t whole = p.m / T::kTileM * T::kTileM;
-  if (whole == 0 || whole == p.m || !SlimFits(p, whole)) return p.m;
-  const bool less = TilesUs<T>(p, whole, cost) + SlimUs(p, whole) < TilesUs<T>(p, p.m, cost);
-  return less ? whole : p.m;
+double EstimatedUs(const Gemm& p, const FfmaDivision& division, const FfmaCost& cost) {
+  const FfmaShares shares = SharesOf<T>(p, division);
+  double us = TilesUs<T>(p, division, shares, cost);
+  if (division.rows < p.m)
+    us += TransposesB<T>(p, shares) ? INFINITY : SlimUs(p, LastRows(p, division, nullptr, 0));
+  if (division.cols < p.n)
+    us += TransposesA<T>(p, shares) ? INFINITY : SlimUs(p, LastCols(division, nullptr, 0));
+  return us;
 }
 
 template <class T>
-double EstimatedUs(const Gemm& p, const FfmaCost& cost) {
-  const int64_t rows = TiledRows<T>(p, cost);
-  return TilesUs<T>(p, rows, cost) + (rows < p.m ? SlimUs(p, rows) : 0);
+FfmaDivision BestDivision(const Gemm& p, const FfmaCost& cost) {
+  const int64_t rows = p.m / T::kWarpM * T::kWarpM, cols = p.n / T::kWarpN * T::kWarpN;
+  FfmaDivision best = {};
+  const auto consider = [&](FfmaDivision division) {
+    division.us = EstimatedUs<T>(p, division, cost);
+    if (division.us < best.us) best = division;
+  };
+  for (const bool split : {false, true}) {
+    consider({p.m, p.n, split});
+    if (0 < rows && rows < p.m) consider({rows, p.n, split});
+    if (0 < cols && cols < p.n) consider({p.m, cols, split});
+    if (0 < rows && rows < p.m && 0 < cols && cols < p.n) consider({rows, cols, split});
+  }
+  return best;
 }
 
 template <class T>
-void Run(const char* op, const Gemm& all, const FfmaCost& cost, DLStream stream) {
-  Gemm p = all;
-  p.m = TiledRows<T>(all, cost);
-  if (p.m < all.m) RunSlim(op, all, stream, p.m);
-  const FfmaOperand<T> a(op, p, OperandA(all), p.m, p.n, T::kTileM, stream);
-  const FfmaOperand<T> b(op, p, OperandB(p), p.n, p.m, T::kTileN, stream);
-  const GemmParams params = MakeParams(op, p, {T::kTileM, T::kTileN}, 1);
-  FfmaShares shares = SharesOf<T>(p, p.m);
+void Run(const char* op, const Gemm& p, const FfmaCost& cost, DLStream stream) {
+  const FfmaDivision division = BestDivision<T>(p, cost);
+  FfmaShares shares = SharesOf<T>(p, division);
+  const int row_tiles = (int)CeilDiv(division.rows, T::kTileM);
+  const int col_tiles = (int)CeilDiv(p.n, T::kTileN);
+  // Of a wave of blocks, which is within a band of TileCoordOf, or several where it has few
+  // columns.
+  const int cols_at_once = std::min(col_tiles, CeilDiv32(shares.blocks, std::min(8, row_tiles)));
+  const int rows_at_once = std::min(row_tiles, CeilDiv32(shares.blocks, 8 * cols_at_once) * 8);
+  FfmaPackings packings = {};
+  FfmaPacking &packed_a = packings.of[0], &packed_b = packings.of[1];
+  packed_a = PackingOf(OperandA(p), division.rows, p.k, PacksAhead<T>(p, OperandA(p), shares),
+                       T::kTileM, rows_at_once);
+  packed_b = PackingOf(OperandB(p), p.n, p.k, PacksAhead<T>(p, OperandB(p), shares), T::kTileN,
+                       cols_at_once);
+  const int64_t of_a = CountersOf(packed_a), of_b = CountersOf(packed_b);
+  const int64_t count = of_a + of_b > 0 ? 1 + of_a + of_b : 0;
+  const Scratch counters(p.ctx, count * (int64_t)sizeof(unsigned), stream);
+  packings.next = (unsigned*)counters.data();
+  packed_a.ready = packings.next + 1, packed_b.ready = packed_a.ready + of_a;
+  LaunchClusters(op, FfmaZeroKernel, count ? Blocks(count) : 0, 1, kThreads, 0, true, stream,
+                 packings.next, count);
+  const bool transposes_a = TransposesA<T>(p, shares), transposes_b = TransposesB<T>(p, shares);
+  const FfmaOperand<T> a(op, p, OperandA(p), transposes_a, T::kTileM, &packed_a, stream);
+  const FfmaOperand<T> b(op, p, OperandB(p), transposes_b, T::kTileN, &packed_b, stream);
+  GemmParams params = MakeParams(op, p, {T::kTileM, T::kTileN}, 1);
+  // Of full tiles alone.
+  params.row_tiles = row_tiles - (shares.half_in_row > 0);
+  params.col_tiles = (shares.whole_full + shares.split_full) / std::max(1, params.row_tiles);
   const Scratch parts(p.ctx, SlotsOf(shares) * T::kTileM * T::kTileN * (int64_t)sizeof(float),
                       stream);
   shares.parts = (float4*)parts.data();
@@ -243,23 +361,25 @@ void Run(const char* op, const Gemm& all, const FfmaCost& cost, DLStream stream)
     using Memory = FfmaMemory<T, along_a, along_b>;
     LaunchClusters(op, FfmaKernel<T, along_a, along_b>, (unsigned)shares.blocks, 1,
                    Memory::kThreads, Memory::kNbytes, params.allow_pdl, stream, a.map, b.map,
-                   params, shares);
+                   params, shares, packings);
   };
   using Yes = std::true_type;
   using No = std::false_type;
   if constexpr (T::kResident == 1) {
-    if (a.transposed) b.transposed ? launch(Yes(), Yes()) : launch(Yes(), No());
-    if (!a.transposed && b.transposed) launch(No(), Yes());
+    if (transposes_a) transposes_b ? launch(Yes(), Yes()) : launch(Yes(), No());
+    if (!transposes_a && transposes_b) launch(No(), Yes());
   }
-  if (!a.transposed && !b.transposed) launch(No(), No());
+  if (!transposes_a && !transposes_b) launch(No(), No());
   const auto sum = [&](auto parts_at_once) {
     constexpr int kParts = decltype(parts_at_once)::value;
-    const int64_t items = (int64_t)shares.split_tiles * T::kTileM * T::kTileN / 16;
+    const int64_t items = (int64_t)shares.Split() * T::kTileM * T::kTileN / 16;
     LaunchClusters(op, FfmaSumKernel<T, kParts>, Blocks(items * kParts), 1, kThreads, 0,
                    params.allow_pdl, stream, params, shares);
   };
-  shares.blocks > 16 * shares.split_tiles ? sum(std::integral_constant<int, 16>())
-                                          : sum(std::integral_constant<int, 1>());
+  shares.sharers > 16 * shares.Split() ? sum(std::integral_constant<int, 16>())
+                                       : sum(std::integral_constant<int, 1>());
+  if (division.rows < p.m) RunSlim(op, p, LastRows(p, division, b.data, b.pitch), stream);
+  if (division.cols < p.n) RunSlim(op, p, LastCols(division, a.data, a.pitch), stream);
 }
 
 }  // namespace
@@ -281,8 +401,9 @@ bool FfmaFits(const Gemm& p) {
 
 double FfmaUs(const Gemm& p, int tiling) {
   double us = 0;
-  WithTiling<FfmaTilings>(
-      tiling, [&](auto of) { us = EstimatedUs<typename decltype(of)::type>(p, kCosts[tiling]); });
+  WithTiling<FfmaTilings>(tiling, [&](auto of) {
+    us = BestDivision<typename decltype(of)::type>(p, kCosts[tiling]).us;
+  });
   return us;
 }
 

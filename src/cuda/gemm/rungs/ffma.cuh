@@ -6,8 +6,8 @@
 // waits for the next panel's mbarrier before it multiplies this one, so that its loop has no
 // branch, and arrives at another behind it. Operands lie (k, mn), so that a thread's rows and
 // columns at one k are quads. Blocks are persistent, and share what would not fill a wave
-// (FfmaShares). Of a block of 256 x 128, a warpgroup of its own copies; it also transposes panels
-// of operands that lie along K, where ffma.cu does not have them copied. Sums go over k in
+// (FfmaShares). Of a block of 256 x 128, a warpgroup of its own copies; it also packs operands that
+// lie along K ahead of the products (FfmaPacking), or transposes their panels. Sums go over k in
 // ascending order within a block, then over blocks.
 //
 // Limited by the issue of FFMA: 128 of 135 instructions for each k are multiply-adds, and each of
@@ -53,8 +53,8 @@ struct FfmaMemory {
   static constexpr int kRaw = kRawOfA + (kAlongB ? T::kTileN * T::kTileK : 0);
   static constexpr size_t kNbytes = (kRawAt + kRaw) * sizeof(float) + kFfmaAlignment;
   static constexpr int kThreads = T::kThreads + (kProduces ? 128 : 0);
-  static constexpr int kRegisters = kTransposes ? 224 : 232;
-  static constexpr int kProducerRegisters = kTransposes ? 56 : 40;
+  static constexpr int kRegisters = kTransposes ? 216 : 224;
+  static constexpr int kProducerRegisters = kTransposes ? 72 : 56;
 };
 
 // The row and column of a lane among those of its warp. Adjacent lanes share a column, lanes two
@@ -208,57 +208,57 @@ __device__ __forceinline__ WarpOrigin FfmaWarpOrigin(int warp) {
   return {row * T::kWarpM, col * T::kWarpN};
 }
 
-// How a product is shared among the blocks that run together. Of its tiles, the first `split_tiles`
-// lie one behind the other along K, cut into as many equal shares as there are blocks (stream-K),
-// at any step of kFfmaUnroll of k; the blocks take the others in turn. A tile that a block finishes
-// goes to C; of others, blocks write their parts of the sums, which FfmaSumKernel adds in the order
-// of K.
+// The time of a panel of a full tile and of a half one, of which C has at most half the rows or
+// half the columns: each scheduler then has one warp to issue instead of two. Measured on an H200:
+// 0.53.
+constexpr int kFfmaFull = 17, kFfmaHalf = 9;
+
+// How a product is shared among the blocks that run together. Tiles that fill a wave of blocks come
+// first, full ones and then half ones, and the blocks take them in turn. The tiles that are left
+// lie one behind the other along K, cut into shares of equal time (stream-K) at any step of
+// kFfmaUnroll of k. A tile that a block finishes goes to C; of others, blocks write their parts of
+// the sums, which FfmaSumKernel adds in the order of K.
 struct FfmaShares {
-  int steps;  // along K
-  int tiles, split_tiles, blocks;
-  bool plain;  // there is no epilogue, and rows of C are of aligned quads
+  int rows, cols;  // of C that tiles compute; the others are strips (slim.cu)
+  int steps;       // along K
+  int whole_full, whole_half, split_full, split_half;  // tiles
+  int half_in_row;                                     // half tiles that are of the last row
+  int blocks;
+  int sharers, share, longer;  // blocks with a share, its time, and how many are longer by one
+  bool plain;                  // there is no epilogue, and rows of C are of aligned quads
   float4* parts;
 
+  __host__ __device__ int Whole() const { return whole_full + whole_half; }
+  __host__ __device__ int Split() const { return split_full + split_half; }
+  // The time of the first `count` steps of those that are shared.
+  __host__ __device__ int TimeOf(int count) const {
+    const int full = min(count, split_full * steps);
+    return full * kFfmaFull + (count - full) * kFfmaHalf;
+  }
   __host__ __device__ int BeginOf(int block) const {
-    return (int)((int64_t)split_tiles * steps * block / blocks);
+    const int full = split_full * steps, at = share * min(block, sharers) + min(block, longer);
+    return at < full * kFfmaFull ? at / kFfmaFull : full + (at - full * kFfmaFull) / kFfmaHalf;
   }
   // The block that multiplies a step of those that are shared.
   __host__ __device__ int BlockAt(int step) const {
-    return (int)((((int64_t)step + 1) * blocks - 1) / ((int64_t)split_tiles * steps));
+    const int last = TimeOf(step + 1) - 1, of_longer = longer * (share + 1);
+    return last < of_longer ? last / (share + 1) : longer + (last - of_longer) / share;
   }
 };
 
-// Steps [begin, end) of a tile, in panels from `begin` on. The parts of a tile have adjacent slots,
-// in the order of K.
-struct FfmaSegment {
-  int tile, begin, end, slot;
-};
-
-// What a block multiplies.
-class FfmaSegments {
- public:
-  __device__ explicit FfmaSegments(const FfmaShares& shares)
-      : shares_(shares),
-        at_(shares.BeginOf((int)blockIdx.x)),
-        end_(shares.BeginOf((int)blockIdx.x + 1)),
-        whole_(shares.split_tiles + (int)blockIdx.x) {}
-
-  __device__ __forceinline__ bool Next(FfmaSegment& segment) {
-    if (at_ < end_) {
-      const int tile = at_ / shares_.steps, begin = at_ - tile * shares_.steps;
-      segment = {tile, begin, min(shares_.steps, begin + end_ - at_), (int)blockIdx.x + tile};
-      at_ += segment.end - begin;
-      return true;
-    }
-    segment = {whole_, 0, shares_.steps, 0};
-    whole_ += shares_.blocks;
-    return segment.tile < shares_.tiles;
-  }
-
- private:
-  const FfmaShares& shares_;
-  int at_, end_, whole_;
-};
+// Where a tile lies: full ones in the order of TileCoordOf, half ones in C's last row, then in its
+// last column.
+__device__ __forceinline__ TileCoord FfmaTileCoord(const GemmParams& params,
+                                                   const FfmaShares& shares, int tile) {
+  const int split = tile - shares.Whole();
+  const int of_full = split < 0 ? tile : shares.whole_full + split;
+  const int of_half =
+      split < 0 ? tile - shares.whole_full : shares.whole_half + split - shares.split_full;
+  const bool full = split < 0 ? tile < shares.whole_full : split < shares.split_full;
+  if (full) return TileCoordOf(params, of_full);
+  if (of_half < shares.half_in_row) return {params.row_tiles, of_half, 0};
+  return {of_half - shares.half_in_row, params.col_tiles, 0};
+}
 
 // Transposes a panel of kRows rows of 128 bytes, their quads exchanged, as a warpgroup: a thread
 // takes four rows at four k at a time, so that neither reads nor stores meet in a bank.
@@ -284,34 +284,156 @@ __device__ __forceinline__ void TransposePanel(const float* raw, float* panel) {
   }
 }
 
-// The panels that a block multiplies, one after the other, of all of its segments.
+// An operand that lies along K in whole quads, and that the kernel packs to (k, pitch) while it
+// multiplies: the three warps of the copying warpgroup that have nothing to do go ahead of it, in
+// items of 32 rows or columns of C at 32 k. `ready` counts those that are in place, by tile and
+// kFfmaReady items along K. They are packed in the order of K for a group of tiles at once, which
+// are those that blocks multiply together. There is nothing to pack where there are no items.
+struct FfmaPacking {
+  const float* from;
+  float* to;
+  int extent, pitch;
+  int panels, items;
+  int log_tile, log_group;  // of the items of a panel, of a tile and of such a group
+  unsigned* ready;
+};
+constexpr int kFfmaItem = 32, kFfmaReady = 4;
+
+// Packs an item as a warp. A lane takes four rows at four k at a time: four lanes read 64 bytes of
+// a row, eight write a line.
+__device__ __forceinline__ void FfmaPack(const FfmaPacking& x, int k_extent, int item) {
+  const int lane = (int)threadIdx.x % 32, group = (item >> x.log_group) / x.panels;
+  const int panel = (item >> x.log_group) - group * x.panels;
+  const int at = (group << x.log_group) + (item & ((1 << x.log_group) - 1));
+  if (at * kFfmaItem >= x.extent) return;
+  const int row = at * kFfmaItem + lane % 8 * 4, first = panel * kFfmaItem + lane / 8 * 4;
+  const float* from = x.from + (int64_t)row * k_extent + first;
+  float* to = x.to + (int64_t)first * x.pitch + row;
+  int left = min(kFfmaItem, k_extent - panel * kFfmaItem) - lane / 8 * 4;
+  if (row >= x.extent) left = 0;
+#pragma unroll 1
+  for (; left > 0; left -= 16, from += 16, to += 16 * (int64_t)x.pitch) {
+    float4 v[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+      v[e] = row + e < x.extent ? *(const float4*)(from + e * (int64_t)k_extent)
+                                : make_float4(0, 0, 0, 0);
+    *(float4*)to = make_float4(v[0].x, v[1].x, v[2].x, v[3].x);
+    *(float4*)(to + x.pitch) = make_float4(v[0].y, v[1].y, v[2].y, v[3].y);
+    *(float4*)(to + 2 * (int64_t)x.pitch) = make_float4(v[0].z, v[1].z, v[2].z, v[3].z);
+    *(float4*)(to + 3 * (int64_t)x.pitch) = make_float4(v[0].w, v[1].w, v[2].w, v[3].w);
+  }
+  __syncwarp();
+  if (lane == 0)
+    hopper::CountReleased(x.ready + (at >> x.log_tile) * CeilDiv32(x.panels, kFfmaReady) +
+                          panel / kFfmaReady);
+}
+
+// Waits until the panel of a tile at (mn, k) is in place, which may be within two of `ready`;
+// `seen` is the last one that was.
+__device__ __forceinline__ void FfmaWaitForPanel(const FfmaPacking& x, int mn, int k, int* seen) {
+  if (x.items == 0) return;
+  constexpr int kSpan = kFfmaItem * kFfmaReady;
+  const int at = mn / kFfmaItem, all = 1 << x.log_tile;
+  const int of_tile = min(all, CeilDiv32(x.extent, kFfmaItem) - at);
+  const int tile = (at >> x.log_tile) * CeilDiv32(x.panels, kFfmaReady);
+  const int end = min(k + kFfmaItem, x.panels * kFfmaItem);
+#pragma unroll 1
+  for (int i = k / kSpan; i * kSpan < end; i++) {
+    if (tile + i == *seen) continue;
+    const unsigned items = (unsigned)(of_tile * min(kFfmaReady, x.panels - i * kFfmaReady));
+    while (hopper::LoadAcquire(x.ready + tile + i) < items) __nanosleep(64);
+    hopper::FenceGlobalForCopies();
+    *seen = tile + i;
+  }
+}
+
+// The operands A and B. Warps take the next items by a counter, so that nothing waits for a block
+// that does not run yet.
+struct FfmaPackings {
+  FfmaPacking of[2];
+  unsigned* next;
+};
+
+__device__ __forceinline__ void FfmaPackAhead(const FfmaPackings& packings, int k_extent) {
+  const int count = max(packings.of[0].items, packings.of[1].items);
+  if (count == 0) return;
+  const auto take = [&] { return threadIdx.x % 32 == 0 ? (int)atomicAdd(packings.next, 1u) : 0; };
+#pragma unroll 1
+  while (true) {
+    const int item = __shfl_sync(~0u, take(), 0);
+    if (item >= count) return;
+#pragma unroll 1
+    for (int x = 0; x < 2; x++)
+      if (item < packings.of[x].items) FfmaPack(packings.of[x], k_extent, item);
+  }
+}
+
+// Steps of a tile that a block multiplies, at (row, col) of C. Where they are not all, the sums are
+// a part, in a slot: those of a tile are adjacent, in the order of K. Otherwise the slot is
+// negative.
+struct __align__(16) FfmaSegment {
+  int row, col, steps, slot;
+};
+// The thread that copies panels says what they are in a ring of segments, before the first panel of
+// each is full; it is never so far ahead that one is still read.
+constexpr int kFfmaSegments = 8;
+
+// The whole tiles of a block, and all of its segments.
+__device__ __forceinline__ int FfmaWholeOf(const FfmaShares& shares, int block) {
+  return (shares.Whole() - block + shares.blocks - 1) / shares.blocks;
+}
+__device__ __forceinline__ int FfmaSegmentsOf(const FfmaShares& shares, int block) {
+  const int begin = shares.BeginOf(block), end = shares.BeginOf(block + 1);
+  const int shared = begin < end ? (end - 1) / shares.steps - begin / shares.steps + 1 : 0;
+  return FfmaWholeOf(shares, block) + shared;
+}
+
+// The panels that a block multiplies, one after the other, of all of its segments. A thread with a
+// ring says there what these are.
 template <class T>
 class FfmaPanels {
  public:
-  __device__ FfmaPanels(const GemmParams& params, const FfmaShares& shares)
-      : params_(params), segments_(shares) {
-    Advance();
+  __device__ FfmaPanels(const GemmParams& params, const FfmaShares& shares, FfmaSegment* ring)
+      : params_(params),
+        shares_(shares),
+        ring_(ring),
+        count_(FfmaSegmentsOf(shares, (int)blockIdx.x)) {
+    Begin();
   }
-  __device__ __forceinline__ bool More() const { return more_; }
+  __device__ __forceinline__ bool More() const { return number_ < count_; }
   __device__ __forceinline__ void Next() {
-    segment_.begin += kFfmaSteps<T>;
-    if (segment_.begin >= segment_.end) Advance();
+    step_ += kFfmaSteps<T>;
+    if (step_ < end_) return;
+    number_++;
+    if (More()) Begin();
   }
-  __device__ __forceinline__ int K() const { return segment_.begin * kFfmaUnroll; }
+  __device__ __forceinline__ int K() const { return step_ * kFfmaUnroll; }
   __device__ __forceinline__ int Row() const { return row_; }
   __device__ __forceinline__ int Col() const { return col_; }
 
  private:
-  __device__ __forceinline__ void Advance() {
-    more_ = segments_.Next(segment_);
-    const TileCoord coord = TileCoordOf(params_, segment_.tile);
+  // Begins the segment of this number.
+  __device__ __forceinline__ void Begin() {
+    const int block = (int)blockIdx.x, steps = shares_.steps;
+    int tile = block + number_ * shares_.blocks, slot = -1;
+    step_ = 0, end_ = steps;
+    if (tile >= shares_.Whole()) {
+      const int first = shares_.BeginOf(block), last = shares_.BeginOf(block + 1);
+      const int split = first / steps + number_ - FfmaWholeOf(shares_, block);
+      tile = shares_.Whole() + split;
+      step_ = max(0, first - split * steps), end_ = min(steps, last - split * steps);
+      if (end_ - step_ < steps) slot = block + split;
+    }
+    const TileCoord coord = FfmaTileCoord(params_, shares_, tile);
     row_ = coord.row * T::kTileM, col_ = coord.col * T::kTileN;
+    if (ring_) ring_[number_ % kFfmaSegments] = {row_, col_, end_ - step_, slot};
   }
   const GemmParams& params_;
-  FfmaSegments segments_;
-  FfmaSegment segment_;
-  bool more_;
-  int row_, col_;
+  const FfmaShares& shares_;
+  FfmaSegment* const ring_;
+  const int count_;
+  int number_ = 0, step_, end_, row_, col_;
 };
 
 template <class T, bool kAlongA, bool kAlongB>
@@ -320,7 +442,8 @@ __global__ __launch_bounds__(
     T::kResident) void FfmaKernel(const __grid_constant__ CUtensorMap map_a,
                                   const __grid_constant__ CUtensorMap map_b,
                                   const __grid_constant__ GemmParams params,
-                                  const __grid_constant__ FfmaShares shares) {
+                                  const __grid_constant__ FfmaShares shares,
+                                  const __grid_constant__ FfmaPackings packings) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Memory = FfmaMemory<T, kAlongA, kAlongB>;
   constexpr int kStages = Memory::kStages, kAhead = kStages - 1;  // panels in flight
@@ -330,6 +453,8 @@ __global__ __launch_bounds__(
   static_assert(T::kTileK % kFfmaUnroll == 0 && kFfmaUnroll % 2 == 0 && kZeros <= T::kThreads);
   __shared__ float4 zeros[kZeros];
   __shared__ __align__(8) uint64_t barriers[2 * kStages + 1];
+  __shared__ FfmaSegment segments[kFfmaSegments];
+  static_assert(kStages + 1 < kFfmaSegments);
   unsigned char* const dynamic = DynamicShared<unsigned char>();
   auto* const memory = (float*)(dynamic + (-hopper::SharedAddress(dynamic) & (kFfmaAlignment - 1)));
   const uint32_t shared = hopper::SharedAddress(memory);
@@ -345,17 +470,21 @@ __global__ __launch_bounds__(
     hopper::PublishBarriers();
   }
   __syncthreads();
-  GridDependencySynchronize();
 
   RingPosition<kStages> filled, at;  // what is copied next, and multiplied
-  FfmaPanels<T> ahead(params, shares);
   const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   int copied = 0;
   const auto wait_for_room = [&] {
     if (copied++ >= kStages) hopper::WaitForPhase(empty + filled.stage * 8, filled.parity ^ 1);
   };
+  constexpr bool kPacks = Memory::kProduces && !Memory::kTransposes;
+  int seen_a = -1, seen_b = -1;
   // Copies what lies (k, mn).
-  const auto copy = [&] {
+  const auto copy = [&](const FfmaPanels<T>& ahead) {
+    if (kPacks) {
+      FfmaWaitForPanel(packings.of[0], ahead.Row(), ahead.K(), &seen_a);
+      FfmaWaitForPanel(packings.of[1], ahead.Col(), ahead.K(), &seen_b);
+    }
     const uint32_t to = shared + filled.stage * kFfmaStageNumel<T> * kFloat;
     const uint32_t barrier = full + filled.stage * 8;
     hopper::ArriveExpecting(barrier, kDirect * kFloat);
@@ -368,7 +497,14 @@ __global__ __launch_bounds__(
     if (warp >= kWarps) {
       hopper::ReduceRegisters<Memory::kProducerRegisters>();
       const bool copies = threadIdx.x == T::kThreads;
+      if (kPacks && warp > kWarps) {
+        GridDependencySynchronize();
+        FfmaPackAhead(packings, (int)params.gemm.k);
+        return;
+      }
       if (!Memory::kTransposes && !copies) return;
+      FfmaPanels<T> ahead(params, shares, copies ? segments : nullptr);
+      GridDependencySynchronize();
       const auto copy_raw = [&] {
         const uint32_t to = shared + Memory::kRawAt * kFloat;
         if (Memory::kTransposes) hopper::ArriveExpecting(raw_full, Memory::kRaw * kFloat);
@@ -381,7 +517,7 @@ __global__ __launch_bounds__(
       if (copies && ahead.More()) copy_raw();
       while (ahead.More()) {
         wait_for_room();
-        if (copies && kDirect > 0) copy();
+        if (copies && kDirect > 0) copy(ahead);
         const float* const raw = memory + Memory::kRawAt;
         float* const panel = memory + filled.stage * kFfmaStageNumel<T>;
         if (Memory::kTransposes) hopper::WaitForPhase(raw_full, parity);
@@ -401,13 +537,22 @@ __global__ __launch_bounds__(
     hopper::RaiseRegisters<Memory::kRegisters>();
   }
   const bool copies = !Memory::kProduces && threadIdx.x == 0;
+  auto ahead = [&] {
+    if constexpr (Memory::kProduces)
+      return 0;
+    else
+      return FfmaPanels<T>(params, shares, copies ? segments : nullptr);
+  }();
   const auto copy_next = [&] {
-    if (!copies || !ahead.More()) return;
-    wait_for_room();
-    copy();
-    filled.Advance();
-    ahead.Next();
+    if constexpr (!Memory::kProduces) {
+      if (!copies || !ahead.More()) return;
+      wait_for_room();
+      copy(ahead);
+      filled.Advance();
+      ahead.Next();
+    }
   };
+  GridDependencySynchronize();
   for (int k = 0; k < kAhead; k++) copy_next();
 
   const WarpOrigin origin = FfmaWarpOrigin<T>(warp);
@@ -418,31 +563,34 @@ __global__ __launch_bounds__(
     __syncwarp();
     if (Memory::kTransposes || lane == 0) hopper::Arrive(empty + stage * 8);
   };
-  FfmaSegments segments(shares);
-  FfmaSegment segment;
+  const int count = FfmaSegmentsOf(shares, (int)blockIdx.x);
 #pragma unroll 1
-  while (segments.Next(segment)) {
-    const TileCoord coord = TileCoordOf(params, segment.tile);
-    const int row0 = coord.row * T::kTileM + origin.row;
-    const int col0 = coord.col * T::kTileN + origin.col;
-    if (row0 < params.gemm.m && col0 < params.gemm.n) {
-      hopper::WaitForPhase(full + at.stage * 8, at.parity);
+  for (int number = 0; number < count; number++) {
+    hopper::WaitForPhase(full + at.stage * 8, at.parity);
+    // One lane reads for all, as one arrives for all.
+    FfmaSegment segment;
+    if (lane == 0) segment = segments[number % kFfmaSegments];
+    segment.row = __shfl_sync(~0u, segment.row, 0), segment.col = __shfl_sync(~0u, segment.col, 0);
+    segment.steps = __shfl_sync(~0u, segment.steps, 0);
+    segment.slot = __shfl_sync(~0u, segment.slot, 0);
+    const int row0 = segment.row + origin.row, col0 = segment.col + origin.col;
+    if (row0 < shares.rows && col0 < shares.cols) {
       accumulator.Begin(zeros, memory + at.stage * kFfmaStageNumel<T>);
 #pragma unroll 1
-      for (int step = segment.begin; step < segment.end; step += kFfmaSteps<T>) {
+      for (int steps = segment.steps; steps > 0; steps -= kFfmaSteps<T>) {
         copy_next();
         const int stage = at.stage;
         at.Advance();
-        const bool more = step + kFfmaSteps<T> < segment.end;
+        const bool more = steps > kFfmaSteps<T>;
         if (more) hopper::WaitForPhase(full + at.stage * 8, at.parity);
         // After the last panel it reads what nobody needs.
         const float* const next = memory + (more ? at.stage : stage) * kFfmaStageNumel<T>;
 #pragma unroll 1
-        for (int left = min(kFfmaSteps<T>, segment.end - step); left > 0; left--)
+        for (int left = min(kFfmaSteps<T>, steps); left > 0; left--)
           accumulator.Multiply(left == 1, next);
         release(stage);
       }
-      if (segment.end - segment.begin < shares.steps) {
+      if (segment.slot >= 0) {
         accumulator.StorePart(shares.parts + (int64_t)segment.slot * T::kTileM * T::kTileN / 4);
         continue;
       }
@@ -462,7 +610,7 @@ __global__ __launch_bounds__(
           });
     } else {
 #pragma unroll 1
-      for (int step = segment.begin; step < segment.end; step += kFfmaSteps<T>, at.Advance()) {
+      for (int steps = segment.steps; steps > 0; steps -= kFfmaSteps<T>, at.Advance()) {
         copy_next();
         hopper::WaitForPhase(full + at.stage * 8, at.parity);
         release(at.stage);

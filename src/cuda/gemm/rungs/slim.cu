@@ -23,11 +23,11 @@ constexpr int kPanel = 256;  // rows of K of the slim operand in shared memory
 struct SlimParams {
   Gemm gemm;
   const void *wide, *slim;
-  int64_t width;              // of the wide operand, and elements between its rows of K
+  int64_t width, pitch;       // of the wide operand, and elements between its rows of K
   int64_t slim_k, slim_each;  // steps of the slim operand
   int count;                  // of the slim operand's rows or columns
-  bool is_row;                // the slim extent is that of C's rows, from
-  int64_t first_row;          // this one on
+  bool is_row;                // the slim extent is that of C's rows, not of its columns,
+  int64_t first;              // from this one on
   int cluster, splits;        // blocks of a cluster, and clusters, among which K is divided
   int64_t share;              // of K, of a block
   float* partial;             // (splits, count, width), or null where there is one
@@ -38,7 +38,7 @@ template <class E>
 __device__ __forceinline__ void StoreElement(const SlimParams& p, int each, int64_t at, float x) {
   const Gemm& gemm = p.gemm;
   const Epilogue& epilogue = gemm.epilogue;
-  const int64_t row = p.is_row ? p.first_row + each : at, col = p.is_row ? at : each;
+  const int64_t row = p.is_row ? p.first + each : at, col = p.is_row ? at : p.first + each;
   const int64_t place = row * gemm.n + col;
   if (epilogue.bias) x += (float)((const E*)epilogue.bias)[col];
   const float side[1] = {epilogue.side ? (float)((const E*)epilogue.side)[place] : 0.f};
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, ResidentOf(kCount)) SlimKernel(const
   const auto load = [&](int64_t k) {
 #pragma unroll
     for (int u = 0; u < kAtOnce; u++)
-      next[u] = exists && k + u * kWarps < end ? LoadQuad(from + (k + u * kWarps) * p.width)
+      next[u] = exists && k + u * kWarps < end ? LoadQuad(from + (k + u * kWarps) * p.pitch)
                                                : make_float4(0.f, 0.f, 0.f, 0.f);
   };
   float4 sums[kCount] = {};
@@ -183,29 +183,22 @@ __global__ void __launch_bounds__(kThreads) SlimSumKernel(const SlimParams p) {
   StoreElement<E>(p, (int)(i / p.width), i % p.width, sum);
 }
 
-// The operands of C's rows from `first_row` on, and how K is divided; false where neither extent is
-// slim, or the wide operand does not lie along its extent in whole quads.
-bool ParamsOf(const Gemm& p, int64_t first_row, SlimParams* params) {
-  const int64_t nbytes = 4 * DtypeNbytes(p.dtype);  // of a quad
-  const auto fits = [&](const void* wide, int64_t width, int64_t count, bool lies) {
-    return lies && count <= kMostSlim && width % 4 == 0 && (uintptr_t)wide % nbytes == 0;
-  };
+// The operands of a strip, and how K is divided; false where it is not slim, or its wide operand
+// does not lie in whole quads.
+bool ParamsOf(const Gemm& p, const SlimStrip& strip, SlimParams* params) {
+  const int64_t nbytes = DtypeNbytes(p.dtype), extent = strip.of_rows ? p.m : p.n;
+  const Operand slim = strip.of_rows ? OperandA(p) : OperandB(p);
   SlimParams& s = *params;
   s = {};
-  s.gemm = p, s.first_row = first_row;
-  const int64_t rows = p.m - first_row;
-  if (rows <= 0 || p.n <= 0 || p.k <= 0 || p.u8 != U8Operand::kNone) return false;
-  s.is_row = fits(p.b, p.n, rows, !p.trans_b);
-  if (s.is_row) {
-    s.wide = p.b, s.width = p.n, s.count = (int)rows;
-    s.slim_k = p.trans_a ? p.m : 1, s.slim_each = p.trans_a ? 1 : p.k;
-    s.slim = (const char*)p.a + first_row * s.slim_each * DtypeNbytes(p.dtype);
-  } else if (first_row == 0 && fits(p.a, p.m, p.n, p.trans_a)) {
-    s.wide = p.a, s.width = p.m, s.slim = p.b, s.count = (int)p.n;
-    s.slim_k = p.trans_b ? 1 : p.n, s.slim_each = p.trans_b ? p.k : 1;
-  } else {
+  s.gemm = p;
+  s.wide = strip.wide, s.width = strip.width, s.pitch = strip.pitch;
+  s.slim = (const char*)slim.data + strip.first * slim.of_mn * nbytes;
+  s.slim_k = slim.of_k, s.slim_each = slim.of_mn;
+  s.count = (int)std::min(extent - strip.first, kMostSlim + 1);
+  s.is_row = strip.of_rows, s.first = strip.first;
+  if (s.count <= 0 || s.count > kMostSlim || s.width <= 0 || p.k <= 0 || p.u8 != U8Operand::kNone ||
+      s.pitch % 4 || (uintptr_t)s.wide % (4 * nbytes))
     return false;
-  }
   constexpr int64_t kLeastShare = 64;
   const int64_t strips = CeilDiv(s.width, kStrip);
   // Two thirds of the blocks that run together: clusters leave some of the places empty.
@@ -217,6 +210,12 @@ bool ParamsOf(const Gemm& p, int64_t first_row, SlimParams* params) {
   s.splits = (int)std::max<int64_t>(1, most / s.cluster);
   s.share = CeilDiv(p.k, s.cluster * s.splits);
   return strips * s.cluster * s.splits < INT32_MAX;
+}
+
+// The same of all of C.
+bool ParamsOf(const Gemm& p, SlimParams* params) {
+  return (!p.trans_b && ParamsOf(p, {true, 0, p.n, p.b, p.n}, params)) ||
+         (p.trans_a && ParamsOf(p, {false, 0, p.m, p.a, p.m}, params));
 }
 
 template <class E>
@@ -247,32 +246,46 @@ void Run(const char* op, SlimParams p, DLStream stream) {
                  kThreads, 0, pdl, stream, p);
 }
 
-}  // namespace
-
-bool SlimFits(const Gemm& p, int64_t first_row) {
-  SlimParams params;
-  return ParamsOf(p, first_row, &params);
-}
-
-double SlimUs(const Gemm& p, int64_t first_row) {
+double UsOf(const SlimParams& s) {
   constexpr double kUs = 5.5, kSumUs = 1.5, kNbytesUs = 4e6, kFlopUs = 2.4e7;
-  SlimParams s;
-  if (!ParamsOf(p, first_row, &s)) return INFINITY;
-  const double work = (double)s.width * (double)p.k;
-  return kUs + (s.splits > 1 ? kSumUs : 0) + work * (double)DtypeNbytes(p.dtype) / kNbytesUs +
+  const double work = (double)s.width * (double)s.gemm.k;
+  return kUs + (s.splits > 1 ? kSumUs : 0) + work * (double)DtypeNbytes(s.gemm.dtype) / kNbytesUs +
          2 * work * s.count / kFlopUs;
 }
 
-void RunSlim(const char* op, const Gemm& p, DLStream stream, int64_t first_row) {
+}  // namespace
+
+bool SlimFits(const Gemm& p) {
   SlimParams params;
-  if (!ParamsOf(p, first_row, &params)) NotApplicable(op, "slim");
+  return ParamsOf(p, &params);
+}
+
+double SlimUs(const Gemm& p) {
+  SlimParams params;
+  return ParamsOf(p, &params) ? UsOf(params) : INFINITY;
+}
+
+double SlimUs(const Gemm& p, const SlimStrip& strip) {
+  SlimParams params;
+  return ParamsOf(p, strip, &params) ? UsOf(params) : INFINITY;
+}
+
+void RunSlim(const char* op, const Gemm& p, DLStream stream) {
+  SlimParams params;
+  if (!ParamsOf(p, &params)) NotApplicable(op, "slim");
   if (p.dtype == DL_FLOAT32)
     Run<float>(op, params, stream);
   else if (p.dtype == DL_BFLOAT16)
     Run<bfloat16>(op, params, stream);
   else
     Run<float16>(op, params, stream);
-  if (p.sums && first_row == 0) RunOperandSums(op, p, stream);
+  if (p.sums) RunOperandSums(op, p, stream);
+}
+
+void RunSlim(const char* op, const Gemm& p, const SlimStrip& strip, DLStream stream) {
+  SlimParams params;
+  if (!ParamsOf(p, strip, &params)) NotApplicable(op, "slim");
+  Run<float>(op, params, stream);
 }
 
 }  // namespace cuda

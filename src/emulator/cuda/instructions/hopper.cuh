@@ -68,6 +68,8 @@ inline void WaitForPhase(uint32_t barrier, uint32_t parity) {
 inline unsigned LoadAcquire(const unsigned* count) {
   return __atomic_load_n(count, __ATOMIC_ACQUIRE);
 }
+inline void CountReleased(unsigned* count) { atomicAdd(count, 1u); }
+inline void FenceGlobalForCopies() {}
 
 inline void SyncThreads(int number, int threads) { emulator::MeetNumbered(number, threads); }
 inline void ArriveThreads(int number, int threads) { emulator::ArriveNumbered(number, threads); }
