@@ -340,6 +340,15 @@ class Values:
         for rows, widths in ((33, (60, 10)), (130, (784, 10)), (9, (61, 7)), (7, (12, 40))):
             self.check_head(rows, widths)
 
+    @slow
+    def test_heads_of_two_layers_over_many_rows(self) -> None:
+        """They have a kernel of their own; behind a layer too wide they make its gradient."""
+        for rows, widths in (
+            *((600, (120, 84, 10)), (1061, (36, 8, 16)), (550, (129, 256, 100, 10))),
+            *sample.rest(((530, (256, 128, 5)), (531, (100, 33, 7)), (600, (300, 120, 84, 10)))),
+        ):
+            self.check_head(rows, widths)
+
     def test_every_step_passes_the_check(self) -> None:
         net = Network((33,), (19, 12, 5))
         feeds = feeds_of(net.fetches)

@@ -298,6 +298,14 @@ class GpuUpdates(Kernels):
         for of in ("A", "B"):
             self.check((33, 70, 40, of, ""), (33, 640, 600, "", "B"), precision=FP32)
 
+    @slow
+    def test_gradients_of_a_network(self) -> None:
+        """784-256-100-10 at batch 1000, whose products of floats are of medium tiles at fp32."""
+        for precision in (FP32, TF32):
+            with self.subTest(precision=precision):
+                products = (256, 784, "B", "A"), (100, 256, "", "A"), (10, 100, "", "A")
+                self.check(*((1000, *product) for product in products), precision=precision)
+
     def test_arrays_at_any_address(self) -> None:
         for by in (1, 2, 4, 15, 16):
             for of, sums in (("A", "B"), ("B", "A")):

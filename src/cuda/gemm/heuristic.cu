@@ -119,9 +119,9 @@ constexpr MixedCost MixedCostOf(double ns, double ns_of_u8) {
           ns,
           ns_of_u8};
 }
-constexpr MixedCost kMixedCosts[] = {MixedCostOf<SmallMixedTiling>(12.3, 16),
-                                     MixedCostOf<LargeMixedTiling>(30, 16),
-                                     MixedCostOf<PortableMixedTiling>(12.3, 20)};
+constexpr MixedCost kMixedCosts[] = {
+    MixedCostOf<SmallMixedTiling>(12.3, 16), MixedCostOf<LargeMixedTiling>(30, 16),
+    MixedCostOf<PortableMixedTiling>(12.3, 20), MixedCostOf<MediumMixedTiling>(20.5, 16)};
 
 // Shared memory of a block, the largest over the operands' layouts.
 template <class T, template <class, bool, bool> class Accumulator, bool kNeverTransA>
@@ -358,9 +358,7 @@ MixedConfig BestMixedConfig(const Gemm* gemms, int count, int max_splits) {
         ns += of_block * tiles, blocks += tiles;
         longest = std::max(longest, of_block);
       }
-      // Blocks that are resident together may be of one cluster.
-      const double usable =
-          UsableMultiprocessors(multiprocessors, (int)CeilDiv(splits, cost.resident));
+      const double usable = UsableMultiprocessors(multiprocessors, splits);
       const double shared = ns / usable * (cost.resident > 1 ? kTogether : 1);
       const bool at_once = blocks <= cost.resident * usable;
       const double on_each = at_once ? std::max(longest, shared) : longest + shared;

@@ -1,6 +1,7 @@
 // matmul_u8: GEMM of a uint8 A, as a batch of images in device memory is, and a float B, with
 // dequantization scale, bias and activation fused. It runs on tensor cores (uint8.cuh), at fp32
 // too; where those are missing, A is dequantized to scratch first and the float kernels run.
+#include "cuda/gemm/hopper/uint8.cuh"
 #include "cuda/gemm/kernel.cuh"
 #include "cuda/gemm/uint8.cuh"
 #include "operators/device_batch.h"
@@ -61,6 +62,9 @@ Dequantized::Dequantized(const char* op, Gemm* product, DLStream stream) {
 }
 
 void LaunchU8(const char* op, int tiling, const GemmParams& params, DLStream stream) {
+  constexpr int k64x32 = 2;  // tiles as wgmma's, where that serves
+  if (tiling == k64x32 && params.splits == 1 && hopper::U8Fits(params.gemm))
+    return hopper::RunU8(op, params.gemm, stream);
   WithTiling<U8Tilings>(tiling, [&](auto of) {
     using T = typename decltype(of)::type;
     if (params.gemm.precision == Precision::kTf32)

@@ -459,8 +459,9 @@ constexpr size_t kUnpackedNbytes =
 
 // Tiles of GEMMs in one launch at fp32: of floats, by FFMA, and of those whose A, or whose B, is of
 // bytes, by tensor cores, which take a fraction of the time for an element. Two of the first tiles
-// are resident together; the second ones are for many or large GEMMs of floats, the third ones for
-// GPUs whose blocks cannot have the shared memory of the others.
+// are resident together, and two of the last, for GEMMs of more floats; the second ones are for
+// many or large GEMMs of floats, the third ones for GPUs whose blocks cannot have the shared memory
+// of the others.
 struct SmallMixedTiling {
   using OfFloats = Tiling<32, 32, 4, 4, 4, 32, 5>;
   using OfU8A = Tiling<128, 64, 1, 8, 4, 64, 2>;
@@ -479,7 +480,14 @@ struct PortableMixedTiling {
   using OfU8B = Tiling<64, 128, 1, 8, 4, 32, 2>;
   static constexpr size_t kNbytes = kUnpackedNbytes<OfU8A, OfU8B>;
 };
-using MixedTilings = std::tuple<SmallMixedTiling, LargeMixedTiling, PortableMixedTiling>;
+struct MediumMixedTiling {
+  using OfFloats = Tiling<64, 32, 4, 8, 4, 32, 4>;
+  using OfU8A = SmallMixedTiling::OfU8A;
+  using OfU8B = SmallMixedTiling::OfU8B;
+  static constexpr size_t kNbytes = kUnpackedNbytes<OfU8A, OfU8B>;
+};
+using MixedTilings =
+    std::tuple<SmallMixedTiling, LargeMixedTiling, PortableMixedTiling, MediumMixedTiling>;
 
 }  // namespace cuda
 }  // namespace dlsys

@@ -303,12 +303,19 @@ __device__ __forceinline__ void RunTile(const GroupedGemm& group, int block, flo
   if (params.splits > 1) LeaveCluster();  // its shared memory outlives the peers' reads
 }
 
+// The same tiling with room for all slices' tiles, which are then stored in one round: panels take
+// as much shared memory.
+template <class T>
+struct WithAllSlices : T {
+  static constexpr int kSliceTiles = T::kSlices;
+};
+
 // One tiling for all GEMMs.
 template <class T>
 struct Uniform {
-  using OfFloats = T;
-  using OfU8A = T;
-  using OfU8B = T;
+  using OfFloats = WithAllSlices<T>;
+  using OfU8A = OfFloats;
+  using OfU8B = OfFloats;
   static constexpr size_t kNbytes = 0;  // besides what the heuristic knows of
 };
 

@@ -360,7 +360,8 @@ __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, 
 template <class T, bool kAlongN, int kBlocks>
 __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], const uint32_t (&a)[4],
                                             uint64_t b, bool accumulate) {
-  static_assert(kBlocks == 8 || kBlocks == 16 || kBlocks == 32, "64 to 256 columns");
+  static_assert(kBlocks == 4 || kBlocks == 8 || kBlocks == 16 || kBlocks == 32,
+                "32 to 256 columns");
   static_assert(!std::is_same_v<T, float> || !kAlongN, "tf32 lies along K");
   if constexpr (kBlocks == 32) {
     DLSYS_WGMMA_REGISTERS(256, (DLSYS_REGS64(d, 0), DLSYS_REGS64(d, 16)), DLSYS_NAMES128, "%128",
@@ -368,9 +369,12 @@ __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], const uint32
   } else if constexpr (kBlocks == 16) {
     DLSYS_WGMMA_REGISTERS(128, (DLSYS_REGS64(d, 0)), DLSYS_NAMES64, "%64", "%65", "%66", "%67",
                           "%68", "%69", "%70");
-  } else {
+  } else if constexpr (kBlocks == 8) {
     DLSYS_WGMMA_REGISTERS(64, (DLSYS_REGS16(d, 0), DLSYS_REGS16(d, 4)), DLSYS_NAMES32, "%32", "%33",
                           "%34", "%35", "%36", "%37", "%38");
+  } else {
+    DLSYS_WGMMA_REGISTERS(32, (DLSYS_REGS16(d, 0)), DLSYS_NAMES16, "%16", "%17", "%18", "%19",
+                          "%20", "%21", "%22");
   }
 }
 

@@ -9,10 +9,13 @@
 // shared memory is too small or the rows are many, GEMMs with epilogues and a fused cross-entropy
 // run instead.
 #include <algorithm>
+#include <optional>
 
 #include "cuda/gemm/panel.cuh"
+#include "cuda/instructions/tensor_map.cuh"
 #include "cuda/loss/cross_entropy.cuh"
 #include "cuda/loss/mlp_head_gemm.cuh"
+#include "cuda/loss/mlp_head_pair.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "operators/mlp_head.h"
 
@@ -308,6 +311,44 @@ void RunUnfused(const char* op, DLContext ctx, const Layers& layers, const Label
   }
 }
 
+// The arguments of the kernel for two layers (mlp_head_pair.cuh), or none where it does not serve
+// these.
+std::optional<Pair> PairOf(const Layers& layers, int device) {
+  const Layer &first = layers.of[0], &last = layers.of[1];
+  const bool fits = layers.count == 2 && first.transposed && last.transposed && last.dx &&
+                    first.k <= kMaxInputs && first.n <= kMaxHidden && last.n <= kMaxPairClasses &&
+                    first.k % 4 == 0 && first.n % 4 == 0;
+  if (!fits || last.activation || *WgmmaError(device)) return {};
+  for (const void* p :
+       {(const void*)layers.x, (const void*)first.weight, (const void*)last.weight,
+        (const void*)first.bias, (const void*)first.y, (const void*)first.dx, (const void*)last.dx})
+    if (!Aligned16(p)) return {};
+  return Pair{layers.x,         last.weight,
+              first.bias,       last.bias,
+              first.y,          layers.dlogits,
+              last.dx,          first.dx,
+              layers.rows,      (int)first.k,
+              (int)first.n,     (int)last.n,
+              first.activation, last.dact,
+              first.dact,       InputsAreReady(1, layers.count + (int)layers.biases)};
+}
+
+// Dynamic shared memory of the kernel for two layers.
+size_t PairNbytes(const PairLayout& layout) { return kSwizzleNbytes + layout.end * sizeof(float); }
+
+template <class Product, class Labels>
+void RunPair(const char* op, const Layers& layers, const Pair& pair, const PairLayout& layout,
+             int64_t blocks, const Labels& labels, const LossArgs& loss_args, DLStream stream) {
+  const Layer& first = layers.of[0];
+  const CUtensorMap map = BoxMap(op, DL_FLOAT32, first.weight, first.k, first.n, first.k, 1,
+                                 layout.units, Product::kTensorCores);
+  const auto kernel = pair.classes <= 10 ? PairKernel<Product, 10, Labels>
+                                         : PairKernel<Product, kMaxPairClasses, Labels>;
+  LaunchSmall(op, kernel, (unsigned)blocks, 1, kHeadThreads,
+              SpreadOut(op, (unsigned)blocks, PairNbytes(layout)), true, stream, map, pair, layout,
+              labels, loss_args.reduction, loss_args.scale, loss_args.loss);
+}
+
 // Launches blocks of kRows rows, or of fewer where these suffice or more do not fit.
 template <int kRows, class Labels>
 void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& labels,
@@ -330,6 +371,14 @@ void RunHead(const char* op, DLContext ctx, const Layers& layers, const Labels& 
   const int64_t passes = std::max<int64_t>(1, CeilDiv(groups, most));
   if (!fits || passes > kMaxPasses) return RunUnfused(op, ctx, layers, labels, loss_args, stream);
   const int64_t blocks = std::max<int64_t>(1, CeilDiv(groups, passes));
+  if constexpr (kRows == kPairRows) {
+    if (const std::optional<Pair> pair = PairOf(layers, device)) {
+      const PairLayout layout(*pair, tensor);
+      const auto run = tensor ? RunPair<TensorPair, Labels> : RunPair<FfmaPair, Labels>;
+      if (PairNbytes(layout) + 1024 <= SharedLimit(device))
+        return run(op, layers, *pair, layout, blocks, labels, loss_args, stream);
+    }
+  }
   // No other kernel runs beside this one, so its blocks are spread over all multiprocessors.
   const size_t shared = SpreadOut(op, (unsigned)blocks, (size_t)nbytes);
   const auto kernel = tensor ? HeadKernel<kRows, true, Labels> : HeadKernel<kRows, false, Labels>;
