@@ -319,7 +319,8 @@ OBJECTS_EMULATED := $(patsubst src/%,$(BUILD)/obj/emulated/%.o,\
 NVVM_ROOMS := boxes conv conv/channels_last gemm gemm/hopper loss norm optim pointwise quantized \
   random reduce runtime
 NVVM_ALONE := $(patsubst %,src/cuda/%.cu,boxes/soft_nms conv/pooling conv/channels_last/hopper \
-  conv/channels_last/wgrad gemm/matvec norm/fused_layer_norm norm/layer_norm quantized/product)
+  conv/channels_last/wgrad conv/channels_last/wgrad_halo gemm/matvec norm/fused_layer_norm \
+  norm/layer_norm quantized/product)
 nvvm_room = $(filter-out $(NVVM_ALONE),$(wildcard src/cuda/$(1)/*.cu))
 NVVM := $(NVVM_ROOMS:%=$(BUILD)/obj/nvvm/cuda/%/room.cu.ltoir) \
   $(patsubst src/%,$(BUILD)/obj/nvvm/%.ltoir,$(filter-out \

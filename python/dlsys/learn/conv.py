@@ -33,7 +33,7 @@ DIRECTIONS = ("forward", "data", "filter")
 _PARTS = (
     *("winograd 2x2", "winograd 4x4"),
     *("implicit compact", "implicit batched", "implicit fma", "implicit mma"),
-    *("implicit wgmma", "implicit gemm"),
+    *("implicit wgmma", "implicit halo", "implicit gemm"),
 )
 # At these precisions images lie in both layouts, and with their channels last have kernels of wgmma
 # alone.

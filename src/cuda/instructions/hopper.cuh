@@ -284,6 +284,10 @@ __device__ __forceinline__ void WaitForProducts() {
   DLSYS_NAMES32                                                                                   \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54," \
   "%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define DLSYS_NAMES96                                                                             \
+  DLSYS_NAMES64                                                                                   \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86," \
+  "%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define DLSYS_NAMES128                                                                            \
   DLSYS_NAMES64                                                                                   \
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86," \
@@ -316,12 +320,16 @@ __device__ __forceinline__ void WaitForProducts() {
 template <class T, bool kAlongM, bool kAlongN, int kBlocks>
 __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], uint64_t a, uint64_t b,
                                             bool accumulate) {
-  static_assert(kBlocks == 1 || kBlocks == 4 || kBlocks == 8 || kBlocks == 16 || kBlocks == 32,
+  static_assert(kBlocks == 1 || kBlocks == 4 || kBlocks == 8 || kBlocks == 16 || kBlocks == 24 ||
+                    kBlocks == 32,
                 "8 or 32 to 256 columns");
   static_assert(!std::is_same_v<T, float> || !(kAlongM || kAlongN), "tf32 lies along K");
   if constexpr (kBlocks == 32) {
     DLSYS_WGMMA_TYPES(256, (DLSYS_REGS64(d, 0), DLSYS_REGS64(d, 16)), DLSYS_NAMES128, "%128",
                       "%129", "%130", "%131", "%132");
+  } else if constexpr (kBlocks == 24) {
+    DLSYS_WGMMA_TYPES(192, (DLSYS_REGS64(d, 0), DLSYS_REGS16(d, 16), DLSYS_REGS16(d, 20)),
+                      DLSYS_NAMES96, "%96", "%97", "%98", "%99", "%100");
   } else if constexpr (kBlocks == 16) {
     DLSYS_WGMMA_TYPES(128, (DLSYS_REGS64(d, 0)), DLSYS_NAMES64, "%64", "%65", "%66", "%67", "%68");
   } else if constexpr (kBlocks == 8) {
@@ -387,6 +395,7 @@ __device__ __forceinline__ void MultiplyAdd(float (&d)[kBlocks][4], const uint32
 #undef DLSYS_NAMES32
 #undef DLSYS_NAMES64
 #undef DLSYS_NAMES128
+#undef DLSYS_NAMES96
 #undef DLSYS_WGMMA
 #undef DLSYS_WGMMA_TYPES
 #undef DLSYS_UNPACK

@@ -106,6 +106,8 @@ CUtensorMap ArrayMap(const char* op, int dtype, const void* data,
 }
 template CUtensorMap ArrayMap(const char*, int, const void*, const std::array<int64_t, 3>&,
                               const std::array<int64_t, 2>&, const std::array<int, 3>&, bool);
+template CUtensorMap ArrayMap(const char*, int, const void*, const std::array<int64_t, 4>&,
+                              const std::array<int64_t, 3>&, const std::array<int, 4>&, bool);
 
 namespace {
 

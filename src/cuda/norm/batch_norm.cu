@@ -270,10 +270,12 @@ void RunNormalize(const char* op, const MapInputs& of, int activation, DLArray* 
     using Activation = decltype(act);
     constexpr bool kBits = decltype(with_bits)::value;
     const auto map = [&](auto kind) {
+      // A warp's bits of a position then fill a sector of memory, as do those of few channels.
+      constexpr bool kWide = kBits && kIs16Bit<T> && decltype(kind)::value != Addend::kNone;
       RunMap<T>(op, of.x->ctx, shape, aligned,
                 NormalizeOp<T, Activation, decltype(kind)::value, kBits>{normalized, addend, out,
                                                                          positive, act},
-                stream);
+                stream, kWide ? kMostWidth : kMaxWidth);
     };
     if (added == 5) return map(std::integral_constant<Addend, Addend::kNormalized>());
     if (added) return map(std::integral_constant<Addend, Addend::kValues>());

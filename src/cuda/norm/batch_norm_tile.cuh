@@ -23,7 +23,7 @@ namespace cuda {
 
 constexpr int kSumsThreads = 512;                 // of a block at most
 constexpr int kMapThreads = 256, kMapBlocks = 3;  // of a block, and of a multiprocessor
-constexpr int kMaxWidth = 64;
+constexpr int kMaxWidth = 64, kMostWidth = 256;   // channels of a tile; the most of a map
 
 struct ChannelTiling {
   int threads;  // of a block
@@ -43,15 +43,16 @@ struct ChannelTiling {
   bool reversed;  // from the last n to the first
 
   // Of a reduction, or else a map. `wide` is the number of elements in 16 bytes where all arrays
-  // are aligned to that, else 1.
-  ChannelTiling(DLContext ctx, const Channels& shape, int wide, bool reduces)
+  // are aligned to that, else 1; `most_width` the channels of a tile at most.
+  ChannelTiling(DLContext ctx, const Channels& shape, int wide, bool reduces,
+                int64_t most_width = kMaxWidth)
       : length((int)std::min<int64_t>(shape.inner, INT32_MAX)),
         by_length(std::max<int64_t>(shape.inner, 1)),
         reversed(reduces) {
     const int64_t processors = Multiprocessors(ctx.device_id);
     const bool empty = shape.Numel() == 0;
     vector = !empty && shape.count * shape.inner % wide == 0 ? wide : 1;
-    width = empty ? 1 : Width(shape);
+    width = empty ? 1 : Width(shape, most_width);
     if (width * shape.inner > (int64_t)vector * kMapThreads) {  // more vectors than threads
       if (shape.inner % vector != 0) vector = 1;
       width = 1;
@@ -90,12 +91,12 @@ struct ChannelTiling {
  private:
   // Channels of a tile: 64 contiguous elements or more; a multiple of what begins at a vector, or
   // all channels. Tiles share the channels evenly.
-  int Width(const Channels& shape) const {
+  int Width(const Channels& shape, int64_t most_width) const {
     const int64_t even = vector / std::gcd((int64_t)vector, shape.inner);
-    const int64_t enough = even * CeilDiv(kMaxWidth, even * shape.inner);
-    const int64_t tiles = CeilDiv(shape.count, std::min<int64_t>(kMaxWidth, enough));
+    const int64_t enough = even * CeilDiv(most_width, even * shape.inner);
+    const int64_t tiles = CeilDiv(shape.count, std::min<int64_t>(most_width, enough));
     const int64_t fair = even * CeilDiv(shape.count, tiles * even);
-    return (int)std::min<int64_t>(shape.count, std::min<int64_t>(fair, kMaxWidth));
+    return (int)std::min<int64_t>(shape.count, std::min<int64_t>(fair, most_width));
   }
   // Parts of a tile that fill one wave of resident blocks or, where a tenth of that would be idle,
   // a few.
@@ -136,7 +137,7 @@ struct TileIterator {
   // of(c) for the channel c of each element of this thread's vectors. All threads call it, once.
   template <class Of, class Channel>
   __device__ __forceinline__ void OfChannels(const Of& of, Channel (&channel)[kVector]) const {
-    __shared__ Channel of_tile[kMaxWidth];
+    __shared__ Channel of_tile[kMostWidth];
     if (OwnChannel() >= 0) of_tile[threadIdx.x] = of(OwnChannel());
     __syncthreads();
 #pragma unroll
@@ -365,8 +366,8 @@ __global__ void __launch_bounds__(kMapThreads, kMapBlocks)
 
 template <class T, class Op>
 void RunMap(const char* name, DLContext ctx, const Channels& shape, bool aligned, const Op& op,
-            DLStream stream) {
-  const ChannelTiling tiling(ctx, shape, aligned ? kWide<T> : 1, false);
+            DLStream stream, int64_t most_width = kMaxWidth) {
+  const ChannelTiling tiling(ctx, shape, aligned ? kWide<T> : 1, false, most_width);
   const auto run = [&](auto kernel) {
     LaunchClusters(name, kernel, tiling.Blocks(), 1, kMapThreads, 0,
                    ComputeMajor(ctx.device_id) >= 9, stream, shape, tiling, op);

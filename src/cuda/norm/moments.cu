@@ -1,7 +1,7 @@
 // What batch normalization takes of a channel, from what kernels that make x or its gradient leave
 // of groups of rows: mean and variance of moments (Chan, Golub and LeVeque 1979), dscale and dbias
 // of sums. Means as deviations from the first one, and sums, are added in double precision, in a
-// fixed order. The blocks of a cluster share the groups of 128 bytes of columns and read each
+// fixed order. The blocks of a cluster share the groups of 64 bytes of columns and read each
 // other's sums. Limited by the number of loads and their latency: they are asynchronous copies to
 // shared memory, since the compiler puts off loads to registers until each is needed.
 #include "cuda/norm/norm.cuh"
@@ -11,9 +11,10 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-constexpr int kCols = 16, kLanes = 2 * kThreads / kCols;  // of a block, and threads of two columns
-constexpr int kBatch = 8;                                 // copies of a thread in flight
-constexpr int64_t kLeastShare = 64;                       // groups of a block in a cluster
+constexpr int kCols = 8, kLanes = 2 * kThreads / kCols;  // of a block, and threads of two columns
+constexpr int kBatch = 8;                                // copies of a thread in flight
+constexpr int kWarps = kThreads / 32;
+constexpr int64_t kLeastShare = 64;  // groups of a block in a cluster
 
 struct Groups {
   const float2* from;  // (count, channels), at 16 bytes; channels are even
@@ -54,17 +55,22 @@ struct SumsGroups {
 };
 
 // Combines the groups of each column of a cluster, and calls done(c, combined) for channel c in its
-// first block.
+// first block. Groups that there are not are zeros of no rows, so that no branch keeps additions
+// apart.
 template <class Kind, class Done>
 __device__ __forceinline__ void Combine(const Groups& of, double rows_of_last, const Done& done) {
+  constexpr int kSums = 2 * kCols;  // the first of all columns, then the second
   __shared__ float4 copies[kBatch][kThreads];
-  __shared__ double firsts[kLanes][kCols], seconds[kLanes][kCols];
+  __shared__ double of_warps[kWarps][kSums], of_block[kSums], of_peers[kPortableCluster][kSums];
   const int cluster = (int)blockIdx.x / of.blocks, rank = (int)blockIdx.x % of.blocks;
   const int col = (int)threadIdx.x % (kCols / 2) * 2, lane = (int)threadIdx.x / (kCols / 2);
   const int64_t c = (int64_t)cluster * kCols + col;
+  const int64_t own = (int64_t)cluster * kCols + (int)threadIdx.x % kCols;
   const int64_t begin = of.count * rank / of.blocks, end = of.count * (rank + 1) / of.blocks;
   const float2* const from = of.from + (c < of.channels ? c : 0);
   const double origins[2] = {from[0].x, from[1].x};
+  const double own_origin = of.from[own < of.channels ? own : 0].x;
+  const double rows_of_group = (double)of.rows_of_group;
   double first[2] = {}, second[2] = {};
   for (int64_t k = begin + lane; k < end; k += kBatch * kLanes) {
 #pragma unroll
@@ -78,39 +84,49 @@ __device__ __forceinline__ void Combine(const Groups& of, double rows_of_last, c
 #pragma unroll
     for (int j = 0; j < kBatch; j++) {
       const int64_t at = k + j * kLanes;
-      if (at >= end) continue;
       const float4 two = copies[j][threadIdx.x];
-      const double rows = at + 1 < of.count ? (double)of.rows_of_group : rows_of_last;
+      const double rows = at >= end ? 0. : at + 1 < of.count ? rows_of_group : rows_of_last;
       Kind::Add({two.x, two.y}, rows, origins[0], first[0], second[0]);
       Kind::Add({two.z, two.w}, rows, origins[1], first[1], second[1]);
     }
   }
 #pragma unroll
-  for (int e = 0; e < 2; e++) {
-    firsts[lane][col + e] = first[e];
-    seconds[lane][col + e] = second[e];
-  }
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (lane < half) {
+  for (int distance = kCols / 2; distance < 32; distance *= 2) {
 #pragma unroll
-      for (int e = 0; e < 2; e++) {
-        firsts[lane][col + e] += firsts[lane + half][col + e];
-        seconds[lane][col + e] += seconds[lane + half][col + e];
-      }
+    for (int e = 0; e < 2; e++) {
+      first[e] += __shfl_xor_sync(0xffffffffu, first[e], distance);
+      second[e] += __shfl_xor_sync(0xffffffffu, second[e], distance);
     }
+  }
+  if (threadIdx.x % 32 < kCols / 2) {
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      of_warps[threadIdx.x / 32][col + e] = first[e];
+      of_warps[threadIdx.x / 32][kCols + col + e] = second[e];
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < kSums) {
+    double sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; warp++) sum += of_warps[warp][threadIdx.x];
+    of_block[threadIdx.x] = sum;
   }
   of.blocks > 1 ? MeetCluster() : __syncthreads();
-  const int64_t own = (int64_t)cluster * kCols + threadIdx.x;
+  const int peer = (int)threadIdx.x / kSums, sum_of_peer = (int)threadIdx.x % kSums;
+  if (rank == 0 && peer < kPortableCluster) {
+    const double* const sum = &of_block[sum_of_peer];
+    of_peers[peer][sum_of_peer] = peer >= of.blocks ? 0.
+                                  : of.blocks > 1 ? *(const double*)OfPeer((const float*)sum, peer)
+                                                  : *sum;
+  }
+  __syncthreads();
   if (rank == 0 && threadIdx.x < kCols && own < of.channels) {
     double sums[2] = {};
-    for (int peer = 0; peer < of.blocks; peer++) {
-      const auto of_peer = [&](const double* sum) {
-        return of.blocks > 1 ? *(const double*)OfPeer((const float*)sum, peer) : *sum;
-      };
-      sums[0] += of_peer(&firsts[0][threadIdx.x]), sums[1] += of_peer(&seconds[0][threadIdx.x]);
-    }
-    done(own, Kind::Combined((double)of.rows, (double)of.from[own].x, sums[0], sums[1]));
+#pragma unroll
+    for (int k = 0; k < kPortableCluster; k++)
+      sums[0] += of_peers[k][threadIdx.x], sums[1] += of_peers[k][kCols + threadIdx.x];
+    done(own, Kind::Combined((double)of.rows, own_origin, sums[0], sums[1]));
   }
   if (of.blocks > 1) LeaveCluster();
 }

@@ -59,6 +59,16 @@ DENSE: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((2, 8, 25, 9, 8, 3), dict(stride=8, padding=1)),
     ((5, 128, 7, 7, 64, 1), dict(stride=2)),
 )
+# What reads images once for all kernel offsets: sizes, attributes and its directions. Panels of
+# positions are whole and in part, of one image and of two.
+HALO: tuple[tuple[tuple[int, ...], dict[str, Any], tuple[int, ...]], ...] = (
+    ((3, 64, 16, 24, 64, 3), dict(padding=1), (0, 1, 2)),
+    ((1, 40, 10, 18, 64, 3), {}, (0, 2)),
+    ((2, 3, 32, 48, 64, 7), dict(stride=2, padding=3), (0, 2)),
+    ((3, 72, 13, 11, 136, 3), dict(padding=1), (2,)),
+    ((3, 128, 7, 7, 72, 3), dict(padding=1), (2,)),
+    ((1, 24, 7, 5, 40, 3), dict(padding=((0, 1), (2, 1))), (2,)),
+)
 KERNELS = [
     f"conv2d{direction}_channels_last" for direction in ("", "_data_gradient", "_filter_gradient")
 ]
@@ -182,7 +192,7 @@ class Convolutions(unittest.TestCase):
         for k in directions:
             results[k][:] = np.nan  # what is not written is seen
             launch(KERNELS[k], gpu(0), *inputs[k], results[k], windows, attrs["groups"], number)
-        got = [one.asnumpy().astype(np.float64) for one in results]
+        got = [results[k].asnumpy().astype(np.float64) if k in directions else x for k in range(3)]
         got[:2] = [one.transpose(FIRST) for one in got[:2]]
         self.compare(got, (x, f, dy), attrs, dtype, directions)
 
@@ -199,11 +209,21 @@ class Convolutions(unittest.TestCase):
                     try:
                         self.run_by(number, sizes, attrs, (bfloat16, FLOAT16)[k % 2])
                     except NotApplicableError:
-                        of_float32 = name.startswith("implicit mma ")
-                        self.assertTrue(of_float32 or name.startswith("implicit gemm"))
+                        of_others = name.startswith(("implicit mma ", "implicit halo"))
+                        self.assertTrue(of_others or name.startswith("implicit gemm"))
                         of_pointwise = sizes[-1] == 1 and not attrs
                         exact = name.endswith(" 128x128")  # for products of 3xtf32
-                        self.assertTrue(of_float32 or not of_pointwise or exact)
+                        self.assertTrue(of_others or not of_pointwise or exact)
+
+    def test_images_that_are_read_once_for_all_kernel_offsets(self) -> None:
+        number = load().algorithms("cuda", KERNELS[0]).index("implicit halo") + 1
+        for k, (sizes, attrs, of) in enumerate(HALO):
+            with self.subTest(sizes=sizes):
+                self.run_by(number, sizes, attrs, (bfloat16, FLOAT16)[k % 2], of)
+        refused = (HALO[3], (1,)), (DENSE[1] + ((),), (2,)), (POINTWISE[0] + ((),), (0,))
+        for (sizes, attrs, _), of in refused:
+            with self.assertRaisesRegex(NotApplicableError, "3 x 3 elements at stride 1"):
+                self.run_by(number, sizes, attrs, bfloat16, of)
 
     def test_float32_against_float64(self) -> None:
         for sizes, attrs in (*CASES, *DENSE, *POINTWISE):

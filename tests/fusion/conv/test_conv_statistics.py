@@ -24,7 +24,7 @@ from dlsys.ndarray import array, empty, launch
 from dlsys.ops.conv.convolution import convolution_op
 from dlsys.runtime.device import gpu
 from dlsys.runtime.library import load
-from fusion.conv.test_channels_last import DENSE, POINTWISE, directions, drawn, fed
+from fusion.conv.test_channels_last import DENSE, HALO, POINTWISE, directions, drawn, fed
 from support import sample
 from support.devices import require
 from support.fusion import require_fusion, without
@@ -35,6 +35,7 @@ SUMS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (  # (n, c, h, w, o, 
     ((2, 64, 9, 10, 72, 3), dict(padding=1)),
     ((3, 128, 14, 13, 136, 1), {}),
     ((1, 320, 11, 10, 16, 3), dict(padding=1)),
+    ((3, 64, 16, 24, 64, 3), dict(padding=1)),
     ((2, 40, 7, 7, 64, 1), {}),  # those below have no kernel of their own
     ((2, 64, 9, 10, 264, 3), dict(stride=2, padding=1)),
     ((1, 64, 8, 8, 128, 3), dict(padding=1, groups=2)),
@@ -93,7 +94,8 @@ class Kernels(unittest.TestCase):
                         self.statistics(number, x, f, attrs, dtype)
                     except NotApplicableError:
                         # Products as they lie, and tilings of float32 alone.
-                        self.assertTrue(name.startswith(("implicit gemm", "implicit mma ")))
+                        others = "implicit gemm", "implicit mma ", "implicit halo"
+                        self.assertTrue(name.startswith(others))
 
     def test_statistics_of_float32(self) -> None:
         """At tf32, by each tile; what has no kernel of its own is summed behind the convolution."""
@@ -108,6 +110,15 @@ class Kernels(unittest.TestCase):
                     self.statistics(number, x, f, attrs, FLOAT32)
         x, f = drawn(rng, (2, 6, 9, 8), FLOAT32), drawn(rng, (10, 6, 3, 3), FLOAT32)
         self.statistics(0, x, f, {}, FLOAT32)
+
+    def test_statistics_of_blocks_of_positions(self) -> None:
+        for k, (sizes, attrs, _) in enumerate(HALO[:3]):
+            n, c, h, w, o, kernel = sizes
+            rng = np.random.default_rng(sum(sizes))
+            dtype = (bfloat16, FLOAT16)[k % 2]
+            x, f = drawn(rng, (n, c, h, w), dtype), drawn(rng, (o, c, kernel, kernel), dtype)
+            with self.subTest(sizes=sizes):
+                self.statistics(0, x, f, attrs, dtype)
 
     def test_statistics_keep_the_digits_of_any_mean(self) -> None:
         """Results of about 4,000 that are apart by units of 16 bits."""

@@ -11,9 +11,10 @@ namespace dlsys {
 namespace cuda {
 namespace channels_last {
 
-// kMma is implicit GEMM by mma, from sm_80 on. For sm_90a, kWgmma is the same by wgmma and TMA, and
-// kGemm the GEMM that a 1 x 1 filter at stride 1 is.
-enum class Kernel { kHeuristic, kMma, kWgmma, kGemm };
+// kMma is implicit GEMM by mma, from sm_80 on. For sm_90a, kWgmma is the same by wgmma and TMA,
+// kHalo reads images once for all kernel offsets, and kGemm is the GEMM that a 1 x 1 filter at
+// stride 1 is.
+enum class Kernel { kHeuristic, kMma, kWgmma, kHalo, kGemm };
 
 // The operator's name for messages, where it runs, and by which kernel and which of its tilings.
 struct Call {

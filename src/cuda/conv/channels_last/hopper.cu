@@ -1,9 +1,10 @@
 // Launches of convolution by wgmma and TMA: tensor maps of images and filters, a cost model that
 // picks the tile, copies that move a filter's channels last and back, and those that turn an array
 // of float32 for the gradient of a filter. channels_last/hopper.cuh has the contract,
-// gemm/hopper/kernel.cuh the kernel. A data gradient at a stride is one launch
-// for each phase that meets the filter, whose results are stored between those of others. Tensor
-// cores limit filters of several elements, memory bandwidth most of one.
+// gemm/hopper/kernel.cuh the kernel, channels_last/wgrad_halo.cu that of some filters' gradients. A
+// data gradient at a stride is one launch for each phase that meets the filter, whose results are
+// stored between those of others. Tensor cores limit filters of several elements, memory bandwidth
+// most of one.
 #include <algorithm>
 #include <optional>
 #include <tuple>
@@ -11,6 +12,7 @@
 #include "cuda/conv/channels_last/hopper.cuh"
 #include "cuda/conv/channels_last/sources.cuh"
 #include "cuda/conv/channels_last/wgrad.cuh"
+#include "cuda/conv/channels_last/wgrad_halo.cuh"
 #include "cuda/gemm/hopper/hopper.cuh"
 #include "cuda/gemm/hopper/launch.cuh"
 
@@ -62,13 +64,14 @@ void MoveChannels(const Call& at, const Conv& c, const T* x, T* y) {
 // ---- parts of a filter's gradient ----
 
 // A block adds those of `filters` filters, `channels` channels and all kernel offsets. The parts
-// are (count, ...) with these strides; the filters lie side by side, or the channels.
+// are (count, ...) with these strides; the filters lie side by side, or the channels, and are taken
+// by four.
 struct PartsTask {
   const float* parts;
   int64_t part;  // elements of one
   int count, filter_step, kernel_step, channel_step;
   int all_filters, all_channels, filters, channels, kernel, groups;
-  Divisor by_channel_runs, by_fast, by_kernel, by_of_filter;
+  Divisor by_channel_runs, by_fours, by_kernel, by_of_filter;
 };
 
 // df (filters, channels, kernel) = the sum of parts. Threads of `groups` groups add shares of them,
@@ -76,7 +79,7 @@ struct PartsTask {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     AddPartsKernel(const __grid_constant__ PartsTask task, T* df) {
-  constexpr int kAtOnce = 4;             // elements of a thread
+  constexpr int kAtOnce = 2;             // fours of a thread
   float* sums = DynamicShared<float>();  // (groups, filters, channels, kernel)
   const int filter_run = (int)blockIdx.x / task.by_channel_runs;
   const int filter0 = filter_run * task.filters;
@@ -86,32 +89,40 @@ __global__ void __launch_bounds__(kThreads)
   const int group = (int)threadIdx.x / threads, thread = (int)threadIdx.x % threads;
   const int begin = task.count * group / task.groups, end = task.count * (group + 1) / task.groups;
   const bool filters_fast = task.filter_step == 1;
+  const int to_next = filters_fast ? task.channels * task.kernel : task.kernel;  // of a four
   GridDependencySynchronize();
-  for (int first = thread; first < numel; first += kAtOnce * threads) {
-    const float* from[kAtOnce];
+  for (int first = thread; first < numel / 4; first += kAtOnce * threads) {
+    const float4* from[kAtOnce];
     int to[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; u++) {
-      const int k = min(first + u * threads, numel - 1);
-      const int rest = k / task.by_fast, fast = k - rest * (int)task.by_fast.value;
+      const int k = min(first + u * threads, numel / 4 - 1);
+      const int rest = k / task.by_fours, fast = (k - rest * (int)task.by_fours.value) * 4;
       const int slow = rest / task.by_kernel, i = rest - slow * task.kernel;
       const int f = filters_fast ? fast : slow, c = filters_fast ? slow : fast;
       const bool exists = filter0 + f < task.all_filters && channel0 + c < task.all_channels;
-      from[u] = !exists ? task.parts
-                        : task.parts + (int64_t)(filter0 + f) * task.filter_step +
-                              (int64_t)i * task.kernel_step +
-                              (int64_t)(channel0 + c) * task.channel_step;
+      from[u] = (const float4*)(!exists ? task.parts
+                                        : task.parts + (int64_t)(filter0 + f) * task.filter_step +
+                                              (int64_t)i * task.kernel_step +
+                                              (int64_t)(channel0 + c) * task.channel_step);
       to[u] = (f * task.channels + c) * task.kernel + i;
     }
-    float sum[kAtOnce] = {};
+    float4 sum[kAtOnce] = {};
 #pragma unroll 4
     for (int part = begin; part < end; part++) {
 #pragma unroll
-      for (int u = 0; u < kAtOnce; u++) sum[u] += from[u][part * task.part];
+      for (int u = 0; u < kAtOnce; u++) {
+        const float4 v = from[u][part * (task.part / 4)];
+        sum[u].x += v.x, sum[u].y += v.y, sum[u].z += v.z, sum[u].w += v.w;
+      }
     }
 #pragma unroll
-    for (int u = 0; u < kAtOnce; u++)
-      if (first + u * threads < numel) sums[group * numel + to[u]] = sum[u];
+    for (int u = 0; u < kAtOnce; u++) {
+      if (first + u * threads >= numel / 4) continue;
+      float* const at = sums + group * numel + to[u];
+      at[0] = sum[u].x, at[to_next] = sum[u].y, at[2 * to_next] = sum[u].z,
+      at[3 * to_next] = sum[u].w;
+    }
   }
   __syncthreads();
   for (int k = (int)threadIdx.x; k < numel; k += kThreads) {
@@ -129,6 +140,7 @@ template <class T>
 void AddParts(const Call& at, const Conv& c, int64_t count, int64_t pitch, bool swapped,
               const float* parts, T* df) {
   constexpr int64_t kMostNumel = 2048, kMostFast = 512, kBlocks = 1024;  // of a block; about a wave
+  constexpr int64_t kLeastFast = 16, kFewBlocks = 256;
   const int64_t kernel = Size(c.kernel);
   PartsTask task{};
   task.parts = parts, task.part = c.o * kernel * pitch, task.count = (int)count;
@@ -140,6 +152,7 @@ void AddParts(const Call& at, const Conv& c, int64_t count, int64_t pitch, bool 
   const int64_t of_fast = swapped ? c.o : c.c, of_slow = swapped ? c.c : c.o;
   int64_t fast = swapped ? 32 : 64, slow = 1;
   while (fast > 8 && fast * kernel > kMostNumel) fast /= 2;
+  while (fast > kLeastFast && CeilDiv(of_fast, fast) * of_slow < kFewBlocks) fast /= 2;
   const auto may_grow = [&] {
     return fast * slow * kernel * 2 <= kMostNumel &&
            CeilDiv(of_fast, fast) * CeilDiv(of_slow, slow) > kBlocks;
@@ -149,9 +162,9 @@ void AddParts(const Call& at, const Conv& c, int64_t count, int64_t pitch, bool 
   task.filters = (int)(swapped ? fast : slow), task.channels = (int)(swapped ? slow : fast);
   const int64_t numel = fast * slow * kernel, runs = CeilDiv(c.c, task.channels);
   task.groups = 1;
-  while (task.groups < 8 && task.groups * 2 <= count && task.groups * numel < kThreads)
+  while (task.groups < 16 && task.groups * 2 <= count && task.groups * numel / 4 < kThreads)
     task.groups *= 2;
-  task.by_channel_runs = Divisor(runs), task.by_fast = Divisor(fast);
+  task.by_channel_runs = Divisor(runs), task.by_fours = Divisor(fast / 4);
   task.by_kernel = Divisor(kernel), task.by_of_filter = Divisor(task.channels * kernel);
   LaunchClusters(at.op, AddPartsKernel<T>, (unsigned)(CeilDiv(c.o, task.filters) * runs), 1,
                  kThreads, (size_t)(task.groups * numel) * sizeof(float), true, at.stream, task,
@@ -204,25 +217,41 @@ struct RowsTask {
   Divisor by_line, by_lines, by_pixel, by_channels;  // a line in units of 16 bytes
 };
 
-// to (n, lines, width, pixel) of x (n, h, w, channels), 16 bytes a thread.
-template <class T>
+// to (n, lines, width, pixel) of x (n, h, w, channels), 16 bytes a thread: a pixel of kRows rows
+// or, where that is 0, anything.
+template <class T, int kRows>
 __global__ void CopyRowsKernel(const __grid_constant__ RowsTask task, const T* x, T* to,
                                int count) {
   constexpr int kUnit = (int)kOf16Bytes<T>;
   for (int k = (int)FirstItem(); k < count; k += (int)ItemStep()) {
-    const int of_all = k / task.by_line, first = (k - of_all * (int)task.by_line.value) * kUnit;
+    const int of_all = k / task.by_line, in_line = k - of_all * (int)task.by_line.value;
     const int n = of_all / task.by_lines, line = of_all - n * task.lines;
+    const auto in_image = [&](int h, int w) {
+      return (unsigned)h < (unsigned)task.in_h && (unsigned)w < (unsigned)task.in_w;
+    };
+    const auto pixel_at = [&](int h, int w) {
+      return x + (((int64_t)n * task.in_h + h) * task.in_w + w) * task.channels;
+    };
     __align__(16) T made[kUnit];
+    if constexpr (kRows > 0) {
+      constexpr int kChannels = kUnit / kRows;
+      const int w = in_line - task.pad_w;
 #pragma unroll
-    for (int e = 0; e < kUnit; e++) {
-      const int place = (first + e) / task.by_pixel;
-      const int in_pixel = first + e - place * (int)task.by_pixel.value;
-      const int r = in_pixel / task.by_channels, c = in_pixel - r * task.row_channels;
-      const int h = line * task.fold + r - task.pad_h, w = place - task.pad_w;
-      const bool exists = c < task.channels && (unsigned)h < (unsigned)task.in_h &&
-                          (unsigned)w < (unsigned)task.in_w;
-      made[e] =
-          exists ? x[(((int64_t)n * task.in_h + h) * task.in_w + w) * task.channels + c] : T(0.f);
+      for (int r = 0; r < kRows; r++) {
+        const int h = line * kRows + r - task.pad_h, count = in_image(h, w) ? task.channels : 0;
+        const T* const from = pixel_at(h, w);
+#pragma unroll
+        for (int c = 0; c < kChannels; c++) made[r * kChannels + c] = c < count ? from[c] : T(0.f);
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < kUnit; e++) {
+        const int place = (in_line * kUnit + e) / task.by_pixel;
+        const int in_pixel = in_line * kUnit + e - place * (int)task.by_pixel.value;
+        const int r = in_pixel / task.by_channels, c = in_pixel - r * task.row_channels;
+        const int h = line * task.fold + r - task.pad_h, w = place - task.pad_w;
+        made[e] = c < task.channels && in_image(h, w) ? pixel_at(h, w)[c] : T(0.f);
+      }
     }
     ((float4*)to)[k] = *(const float4*)made;
   }
@@ -265,7 +294,11 @@ RowsTask TaskOf(const Conv& c, const Rows& rows) {
 template <class T>
 void CopyRows(const Call& at, const Conv& c, const Rows& rows, const T* x, T* to) {
   const int64_t count = c.n * rows.strides[2] / kOf16Bytes<T>;
-  Launch(at.op, CopyRowsKernel<T>, Blocks(count), kThreads, 0, at.stream, TaskOf<T>(c, rows), x, to,
+  const bool is_unit = rows.Pixel() == kOf16Bytes<T>;
+  const auto kernel = is_unit && rows.fold == 1   ? CopyRowsKernel<T, 1>
+                      : is_unit && rows.fold == 2 ? CopyRowsKernel<T, 2>
+                                                  : CopyRowsKernel<T, 0>;
+  Launch(at.op, kernel, Blocks(count), kThreads, 0, at.stream, TaskOf<T>(c, rows), x, to,
          (int)count);
 }
 int64_t NumelOfFilter(const Conv& rows) { return rows.o * rows.kernel.h * rows.c; }
@@ -392,6 +425,79 @@ struct Type {
   using type = T;
 };
 
+// True where CorrelateBlocks has a kernel: 64 filters that fit into shared memory, and images of
+// whole blocks of 8 x 8 positions.
+template <class T>
+bool HasBlocks(const Correlation& c) {
+  const Ahead h = AheadOf(c.h), w = AheadOf(c.w);
+  const HW kernel{h.kernel_size, w.kernel_size};
+  const auto serves = [](const Ahead& axis) {
+    return axis.kernel_step == 1 && axis.positions.step == 1 && axis.positions.count % 8 == 0;
+  };
+  return sizeof(T) == 2 && c.UnitStride() && (kernel == HW{3, 3} || kernel == HW{4, 1}) &&
+         serves(h) && serves(w) && c.in_channels <= 64 && c.out_channels == 64;
+}
+
+// A correlation as below, block by block: the pixels that a block meets are copied once for all
+// kernel offsets.
+template <class T, int kHeight, int kWidth>
+void CorrelateBlocks(const Call& at, const Correlation& c, HW kernel, const T* x,
+                     const std::array<int64_t, 3>& strides, const T* filter, T* out,
+                     const PixelLayout& layout, const hopper::Params& params,
+                     const Statistics* statistics, const GradientSums* sums) {
+  using hopper::OfColumns;
+  using Tile = std::tuple_element_t<2, Tilings>;
+  const int64_t height = c.h.count, width = c.w.count, channels = c.out_channels;
+  const std::array<int64_t, 4> extents{channels, width, height, c.images};
+  const std::array<int64_t, 3> of_out{channels, width * channels, height * width * channels};
+  const auto map_of = [&](const void* data, int lines) {
+    return ArrayMap<4>(at.op, kDtype<T>, data, extents, of_out, {64, 8, lines, 1});
+  };
+  const auto with_blocks = [&](auto of) {
+    (PixelLayout&)of = layout;
+    of.by_across = Divisor(width / 8), of.by_down = Divisor(height / 8);
+    return of;
+  };
+  const Config config{0, 0, 0, 0};
+  const auto launch = [&](auto tile, auto source, const auto& of_source) {
+    using Halo = decltype(tile);
+    const hopper::Maps maps{
+        ArrayMap<4>(at.op, kDtype<T>, x, {c.in_channels, c.in.w, c.in.h, c.images}, strides,
+                    {64, Halo::kPixels, Halo::kLines, 1}),
+        ArrayMap<3>(at.op, kDtype<T>, filter, {c.in_channels, Size(kernel), channels},
+                    {c.in_channels, c.in_channels * Size(kernel)}, {64, 1, 64}),
+        map_of(out, 2), params.side ? map_of(params.side, 2) : CUtensorMap{}};
+    hopper::LaunchTiles<T, Halo, typename decltype(source)::type, false>(
+        at.op, at.ctx, config, maps, params, of_source, at.stream);
+  };
+  using Halo = WithHalo<Tile, kHeight, kWidth, 4>;
+  const int rows = statistics ? Halo::template kMomentsRows<T> : Halo::kRows;
+  const int64_t groups = CeilDiv(params.m, rows);
+  if (!statistics && !sums)
+    return launch(Halo{}, Type<HaloCorrelation16<T, Halo, BlockLayout, OfColumns::kNothing>>(),
+                  with_blocks(BlockLayout{}));
+  const Scratch scratch(at.ctx, groups * params.n * (int64_t)sizeof(float2), at.stream);
+  float2* const of_groups = (float2*)scratch.data();
+  if (statistics) {
+    using Layout = MomentsLayoutOf<BlockLayout>;
+    Layout of_moments = with_blocks(Layout{});
+    of_moments.moments = of_groups;
+    launch(Halo{}, Type<HaloCorrelation16<T, Halo, Layout, OfColumns::kMoments>>(), of_moments);
+    CombineMoments(at.op, at.ctx, of_groups, params.m, rows, params.n, statistics->mean,
+                   statistics->variance, at.stream);
+  } else if constexpr (kWidth > 1) {  // images of few channels have no gradient
+    using Layout = SumsLayoutOf<BlockLayout>;
+    using OfSums = WithHalo<Tiling<2, 64, true, 1, 5, 64, 2>, kHeight, kWidth, 3>;
+    Layout of_sums = with_blocks(Layout{});
+    of_sums.map_aux = map_of(sums->x, 8), of_sums.bits = sums->bits;
+    of_sums.mean = sums->moments.mean, of_sums.sums = of_groups;
+    launch(OfSums{}, Type<HaloCorrelation16<T, OfSums, Layout, OfColumns::kGradientSums>>(),
+           of_sums);
+    CombineSums(at.op, at.ctx, of_groups, groups, params.n, sums->moments, sums->dscale,
+                sums->dbias, at.stream);
+  }
+}
+
 // A part of a correlation: `filter` is (filters, kernel, channels) or, `across`, of one element and
 // with sums, (channels, filters); of `out` positions every h.out_by-th and w.out_by-th is written.
 // Statistics or sums are of all positions.
@@ -414,6 +520,12 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
   params.aligned = Aligned16(bias), params.in_boxes = true;
   const hopper::Extents extents{params.m, params.n, params.k_panels, 1};
   if (sums) params.side = sums->addend;
+  if constexpr (sizeof(T) == 2)
+    if ((at.kernel == Kernel::kHeuristic || at.kernel == Kernel::kHalo) && HasBlocks<T>(c)) {
+      params.k_panels = 1;
+      const auto run = w.kernel_size == 3 ? CorrelateBlocks<T, 3, 3> : CorrelateBlocks<T, 4, 1>;
+      return run(at, c, kernel, x, strides, filter, out, layout, params, statistics, sums);
+    }
   const Config config = Fastest(at, [&](int k) {
     if (sums && !MakesSums(k)) return Config{k, 0, 0, INFINITY};
     const auto estimated = [&](bool may_split) {
@@ -560,6 +672,13 @@ void GradientInParts(const Call& at, const Conv& c, const T* x,
   const Config swapped = BestInParts<T>(at, c, cols, c.o);
   const bool is_swapped = swapped.us < plain.us;
   const Config& config = is_swapped ? swapped : plain;
+  const auto halo = HaloConfigOf(c, Multiprocessors(at.ctx.device_id));
+  if (at.kernel == Kernel::kHalo ||
+      (at.kernel == Kernel::kHeuristic && halo && halo->us < config.us)) {
+    const Scratch parts(at.ctx, halo->parts * c.o * cols * (int64_t)sizeof(float), at.stream);
+    HaloGradient(at, c, *halo, x, strides, dy, parts.floats());
+    return AddParts(at, c, halo->parts, pitch, false, parts.floats(), df);
+  }
   const Scratch parts(at.ctx, config.workers * c.o * cols * (int64_t)sizeof(float), at.stream);
   if (is_swapped)
     MultiplyByPixels<T, true>(at, c, config, x, strides, dy, parts.floats());
@@ -788,6 +907,16 @@ static std::vector<std::string> NamesOf(const hopper::TileTime (&times)[kCount])
 std::vector<std::string> WgmmaTilings() { return NamesOf(kTimes); }
 std::vector<std::string> WgradTilings() { return NamesOf(kMmaTimes); }
 
+// True where images are read once for all kernel offsets.
+template <class T>
+static bool HasHalo(const Conv& c, Pass pass, int multiprocessors) {
+  if (pass == Pass::kFilterGradient)
+    return sizeof(T) == 2 && HaloConfigOf(c, multiprocessors).has_value();
+  if (pass == Pass::kForward)
+    return HasBlocks<T>(dlsys::Forward(c, nullptr, nullptr, nullptr, nullptr));
+  return Size(c.stride) == 1 && HasBlocks<T>(dlsys::DataGradient(c, nullptr, nullptr, nullptr, 0));
+}
+
 template <class T>
 const char* HopperRefusal(const Call& at, const Conv& conv, Pass pass, const T* x, const T* f,
                           const T* y) {
@@ -805,6 +934,9 @@ const char* HopperRefusal(const Call& at, const Conv& conv, Pass pass, const T* 
     return kUnit == 8 ? "it takes channels and filters by eight"
                       : "it takes channels and filters by four";
   const Conv& c = rows ? rows->conv : conv;
+  if (at.kernel == Kernel::kHalo && !HasHalo<T>(c, pass, Multiprocessors(at.ctx.device_id)))
+    return "it is for filters of 3 x 3 elements at stride 1 in 16 bits and, beside their gradient, "
+           "for 64 of them over at most 64 channels and whole blocks of 8 x 8 positions";
   if (of_data) {
     for (int64_t phase = 0; !*error && phase < Size(c.stride); phase++) {
       const Correlation part = dlsys::DataGradient(c, nullptr, nullptr, nullptr, phase);

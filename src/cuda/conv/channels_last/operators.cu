@@ -62,6 +62,7 @@ struct Choices {
     Add("implicit mma", Kernel::kMma, channels_last::WgradTilings());
     Add("implicit wgmma", Kernel::kWgmma, channels_last::WgmmaTilings());
     Add("implicit gemm", Kernel::kGemm, HopperTilings());
+    Add("implicit halo", Kernel::kHalo, {});
   }
   void Add(const std::string& name, channels_last::Kernel kernel,
            const std::vector<std::string>& tilings) {

@@ -110,9 +110,11 @@ class Correlation16 {
 };
 
 // Forward, with the moments of each filter's results.
-struct MomentsLayout : PixelLayout {
+template <class Base>
+struct MomentsLayoutOf : Base {
   float2* moments;
 };
+using MomentsLayout = MomentsLayoutOf<PixelLayout>;
 template <class E, class T>
 class CorrelationWithMoments16 : public Correlation16<E, T> {
  public:
@@ -122,18 +124,132 @@ class CorrelationWithMoments16 : public Correlation16<E, T> {
 };
 
 // Data gradient, of which relu's gradient is taken, with its sums for batch normalization.
-struct SumsLayout : PixelLayout {
+template <class Base>
+struct SumsLayoutOf : Base {
   CUtensorMap map_aux;  // of what the normalization reads
   const uint8_t* bits;
   const float* mean;
   float2* sums;
 };
+using SumsLayout = SumsLayoutOf<PixelLayout>;
 template <class E, class T, bool kAcross>
 class CorrelationWithSums16 : public Correlation16<E, T, kAcross> {
  public:
   using Layout = SumsLayout;
   static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kGradientSums;
   using Correlation16<E, T, kAcross>::Correlation16;
+};
+
+// A tiling of blocks of 8 x 8 positions for a filter of kHeight x kWidth elements, which stays in
+// shared memory behind all else. A stage has the pixels that the blocks of a tile meet.
+template <class T, int kHeight, int kWidth, int kStages_>
+struct WithHalo : T {
+  static constexpr bool kHasHalo = true;
+  static constexpr int kOffsets = kHeight * kWidth, kPixels = 8 + kWidth - 1,
+                       kLines = 8 + kHeight - 1;
+  static constexpr int kLineNbytes = kPixels * T::kRowNbytes, kLoadedNbytes = kLines * kLineNbytes;
+  static constexpr int kBlockNbytes =
+      (kLoadedNbytes + T::kAlignment - 1) / T::kAlignment * T::kAlignment;
+  static constexpr int kBlocksOfTile = T::kTileM / 64;
+  static constexpr int kStages = kStages_, kStageNbytes = kBlocksOfTile * kBlockNbytes;
+  static constexpr int kCopiedNbytes = kBlocksOfTile * kLoadedNbytes;
+  static constexpr int kAuxAt = kStages * kStageNbytes + T::kConsumers * T::kStagingNbytes;
+  static constexpr int kOnesAt = kAuxAt + T::kAuxTiles * T::kAuxNbytes;
+  static constexpr int kFilterAt = kOnesAt + T::kOnesNbytes;
+  static constexpr int kSharedNbytes = T::kAlignment + kFilterAt + kOffsets * T::kPanelB;
+  static_assert(T::kPingPong && T::kCluster == 1 && T::kTileN == 64, "a tile is a block's own");
+  static_assert(kSharedNbytes <= 226 << 10, "227 KB a block, and a few barriers");
+  static constexpr int kBoxBarriersAt = 2 * kStages;
+  static constexpr int kAuxBarriersAt = kBoxBarriersAt + T::kWarps * T::kBuffers;
+  static constexpr int kFilterBarrierAt = kAuxBarriersAt + (T::kConsumers + 1) * T::kAuxTiles;
+  static constexpr int kBarriers = kFilterBarrierAt + 1;
+
+  // Bytes from a block's first pixel to that at a kernel offset.
+  static __device__ __forceinline__ int ShiftOf(int offset) {
+    return offset / kWidth * kLineNbytes + offset % kWidth * T::kRowNbytes;
+  }
+};
+
+// Rows of the product are positions block by block, whole blocks in each image.
+struct BlockLayout : PixelLayout {
+  Divisor by_across, by_down;  // blocks of an image
+
+  // The first position of the row's block.
+  __device__ __forceinline__ Pixel BlockOf(int row) const {
+    const int block = row / 64, down = block / by_across, n = down / by_down;
+    return {(block - down * (int)by_across.value) * 8, (down - n * (int)by_down.value) * 8, n};
+  }
+  __device__ __forceinline__ int64_t PositionOf(int row) const {
+    const Pixel p = BlockOf(row);
+    return (int64_t)p.n * by_positions.value + (p.h + row % 64 / 8) * (int)by_width.value + p.w +
+           row % 8;
+  }
+  // Copies the rows of the blocks of a tile, or 16 rows, by maps of (channels, w, h, n).
+  template <int kRows>
+  __device__ __forceinline__ void LoadBlocks(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                             int row, int col) const {
+#pragma unroll
+    for (int k = 0; k < kRows; k += 64) {
+      const Pixel p = BlockOf(row + k);
+      hopper::LoadBox(to + k * 128, map, barrier, col, p.w, p.h, p.n);
+    }
+  }
+  __device__ __forceinline__ void LoadLines(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                            int row, int col) const {
+    const Pixel p = BlockOf(row);
+    hopper::LoadBox(to, map, barrier, col, p.w, p.h + row % 64 / 8, p.n);
+  }
+};
+
+// Forward and data gradient at stride 1 by T, WithHalo: of 64 filters and at most 64 channels.
+template <class E, class T, class Layout_, hopper::OfColumns kOfColumns_>
+class HaloCorrelation16 {
+ public:
+  using Layout = Layout_;
+  static constexpr bool kAlongM = false, kAlongN = false, kHasEpilogue = false;
+  static constexpr hopper::ReadsA kReadsA = hopper::ReadsA::kShared;
+  static constexpr bool kSumsA = false, kFloatResult = false;
+  static constexpr hopper::OfColumns kOfColumns = kOfColumns_;
+  static constexpr int kProducers = 1;
+
+  __device__ __forceinline__ HaloCorrelation16(const hopper::Params&, const Layout& layout,
+                                               const hopper::TileOrigin& origin, int)
+      : layout_(layout), row_(origin.row) {}
+
+  static __device__ __forceinline__ void LoadFilter(const CUtensorMap* map, const Layout& layout,
+                                                    uint32_t to, uint32_t barrier) {
+    hopper::ArriveExpecting(barrier, T::kOffsets * T::kPanelB);
+#pragma unroll 1
+    for (int offset = 0; offset < T::kOffsets; offset++) {
+      const int i = offset / layout.by_kernel_w, j = offset - i * (int)layout.by_kernel_w.value;
+      hopper::LoadBox<false>(
+          to + offset * T::kPanelB, map, barrier, 0,
+          layout.filter_first + i * layout.filter_step_h + j * layout.filter_step_w, 0);
+    }
+  }
+  template <bool, bool>
+  __device__ __forceinline__ void Load(const CUtensorMap* map_a, const CUtensorMap*, int,
+                                       uint32_t a, uint32_t, uint32_t barrier) const {
+#pragma unroll
+    for (int k = 0; k < T::kBlocksOfTile; k++) {
+      const PixelLayout::Pixel p = layout_.BlockOf(row_ + k * 64);
+      hopper::LoadBox(a + k * T::kBlockNbytes, map_a, barrier, 0, p.w + layout_.first_w,
+                      p.h + layout_.first_h, p.n);
+    }
+  }
+  static __device__ __forceinline__ void Store(const Layout& layout, const CUtensorMap* map,
+                                               uint32_t from, int row, int col, int) {
+    const PixelLayout::Pixel p = layout.BlockOf(row);
+    hopper::StoreBox(map, from, col, p.w, p.h + row % 64 / 8, p.n);
+  }
+  static __device__ __forceinline__ int64_t RowOf(const hopper::Params&, const Layout& layout,
+                                                  int row, int) {
+    return layout.PositionOf(row);
+  }
+
+ private:
+  const Layout& layout_;
+  int row_;
 };
 
 // Filter gradient, in parts of float32, each the sum over the positions of `panels` of them: M =

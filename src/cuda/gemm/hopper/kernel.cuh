@@ -22,6 +22,7 @@
 #include "cuda/instructions/ring.cuh"
 #include "cuda/pointwise/vector.cuh"
 #include "cuda/reduce/group.cuh"
+#include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "operators/epilogue.h"
 
@@ -48,8 +49,8 @@ struct Tiling {
   static constexpr int kParts = PingPong ? 1 : kConsumers;  // of a tile, by consumer
   static constexpr int kRowNbytes = 128;                    // of a panel in shared memory, swizzled
   static constexpr int kPanelA = kTileM * kRowNbytes, kPanelB = TileN * kRowNbytes;
-  static constexpr bool kBothParts = false;
-  static constexpr int kStageNbytes = kPanelA + kPanelB;
+  static constexpr bool kBothParts = false, kHasHalo = false;
+  static constexpr int kStageNbytes = kPanelA + kPanelB, kCopiedNbytes = kStageNbytes;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
   // Columns that are staged, and rows of one that a thread of a consumer reads.
@@ -88,6 +89,7 @@ template <class T>
 struct WithBothParts : T {
   static constexpr bool kBothParts = true;
   static constexpr int kPanelB = 2 * T::kPanelB, kStageNbytes = T::kPanelA + kPanelB;
+  static constexpr int kCopiedNbytes = kStageNbytes;
   static constexpr int kStages = T::kStages * T::kStageNbytes / kStageNbytes;
   static_assert(kStages * kStageNbytes == T::kStages * T::kStageNbytes, "the rest lies as it did");
 };
@@ -97,6 +99,7 @@ struct Params {
   int m, n, batch;
   int k_panels;                    // panels along K
   int row_tiles, col_tiles, band;  // row tiles count clusters; a band of them shares columns in L2
+  Divisor by_tiles, by_tiles_of_band, by_band, by_last_band;  // tiles of a batch; rows of a band
   // The first tiles, one behind the other along K, are cut into as many equal shares as there are
   // workers: so many of the clusters. Where a worker begins repeats every so many tiles, by groups.
   int split_tiles, workers, groups;
@@ -190,12 +193,13 @@ struct TileOrigin {
 };
 template <class T>
 __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, uint32_t rank) {
-  const int of_batch = params.row_tiles * params.col_tiles, in_batch = tile % of_batch;
-  const int of_band = params.band * params.col_tiles;
-  const int band = in_batch / of_band, in_band = in_batch % of_band;
-  const int height = min(params.band, params.row_tiles - band * params.band);
-  const int row_tile = (band * params.band + in_band % height) * T::kCluster + (int)rank;
-  return {row_tile * T::kTileM, in_band / height * T::kTileN, tile / of_batch};
+  const int z = tile / params.by_tiles, in_batch = tile - z * (int)params.by_tiles.value;
+  const int band = in_batch / params.by_tiles_of_band;
+  const int in_band = in_batch - band * (int)params.by_tiles_of_band.value;
+  const bool is_last = (band + 1) * params.band >= params.row_tiles;
+  const Divisor by_rows = is_last ? params.by_last_band : params.by_band;
+  const int col = in_band / by_rows, row = in_band - col * (int)by_rows.value;
+  return {((band * params.band + row) * T::kCluster + (int)rank) * T::kTileM, col * T::kTileN, z};
 }
 
 // ---- the producer ----
@@ -308,13 +312,15 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
   const int first = (int)rank * (T::kTileN / T::kCluster);
   RingPosition<T::kStages> at;
   Segments<T> segments(params);
+  if constexpr (T::kHasHalo)
+    Source::LoadFilter(map_b, layout, memory + T::kFilterAt, full + T::kFilterBarrierAt * 8);
   for (Segment segment; segments.Next(segment);) {
     const TileOrigin origin = OriginOf<T>(params, segment.tile, rank);
     const Source source(params, layout, origin, first);
     for (int panel = segment.begin; panel < segment.end; panel++, at.Advance()) {
       const uint32_t a = memory + at.stage * T::kStageNbytes, barrier = full + at.stage * 8;
       WaitForPhase(empty + at.stage * 8, at.parity ^ 1);
-      if (kOfA) ArriveExpecting(barrier, T::kStageNbytes);
+      if (kOfA) ArriveExpecting(barrier, T::kCopiedNbytes);
       source.template Load<kOfA, kOfB>(map_a, map_b, panel, a,
                                        a + T::kPanelA + first * T::kRowNbytes, barrier);
     }
@@ -346,9 +352,14 @@ __device__ __forceinline__ void ProduceAux(const Params& params, const Layout& l
       WaitForPhase(empty + at.stage * 8, at.parity ^ 1);
       ArriveExpecting(full, T::kAuxNbytes);
 #pragma unroll
-      for (int box = 0; box < T::kBuffers; box++)
-        LoadBox<false>(memory + at.stage * T::kAuxNbytes + box * T::kTileM * 128, &layout.map_aux,
-                       full, origin.col + (k * T::kBuffers + box) * kColumns, origin.row, 0);
+      for (int box = 0; box < T::kBuffers; box++) {
+        const uint32_t to = memory + at.stage * T::kAuxNbytes + box * T::kTileM * 128;
+        const int col = origin.col + (k * T::kBuffers + box) * kColumns;
+        if constexpr (T::kHasHalo)
+          layout.template LoadBlocks<T::kTileM>(to, &layout.map_aux, full, origin.row, col);
+        else
+          LoadBox<false>(to, &layout.map_aux, full, col, origin.row, 0);
+      }
     }
   }
 }
@@ -499,6 +510,36 @@ __device__ __forceinline__ void MultiplyPanels(Accumulators<T>& d, Sums& sums, i
   issued();
   WaitForProducts<0>();
   release(previous);
+}
+
+// The same of a tile whose B stays in memory, and whose A is one stage: the pixels of blocks of
+// positions, which products at other kernel offsets read shifted.
+template <class E, class T, class Release, class Issued>
+__device__ __forceinline__ void MultiplyShifted(Accumulators<T>& d, uint32_t memory, uint32_t full,
+                                                RingPosition<T::kStages>& at, Release&& release,
+                                                Issued&& issued) {
+  const uint32_t a = memory + at.stage * T::kStageNbytes, b = memory + T::kFilterAt;
+  WaitForPhase(full + T::kFilterBarrierAt * 8, 0);
+  WaitForPhase(full + at.stage * 8, at.parity);
+  BeginProducts();
+#pragma unroll
+  for (int offset = 0; offset < T::kOffsets; offset++) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const uint64_t of_b = Descriptor(b + offset * T::kPanelB + k * 32, 16, 1024);
+#pragma unroll
+      for (int i = 0; i < T::kWarpgroupM; i++)
+        MultiplyAdd<E, false, false>(
+            d[i],
+            Descriptor(a + i * T::kBlockNbytes + T::ShiftOf(offset) + k * 32, 16, T::kLineNbytes),
+            of_b, offset + k > 0);
+    }
+  }
+  CloseProducts();
+  issued();
+  WaitForProducts<0>();
+  release(at.stage);
+  at.Advance();
 }
 
 // ---- the epilogue ----
@@ -726,7 +767,8 @@ class Boxes {
         for (int e = 0; e < kAtOnce; e++)
           sums[e % 2] += d[e], squares[e % 2] = fmaf(d[e], d[e], squares[e % 2]);
       }
-      const float sum = sums[0] + sums[1], mean = sum / (float)count;
+      const float sum = sums[0] + sums[1];
+      const float mean = count == kRows ? sum * (1.f / kRows) : sum / (float)count;
       layout_.moments[(int64_t)(row / kRows) * params_.n + col] =
           make_float2(shift + mean, fmaf(-sum, mean, squares[0] + squares[1]));
     }
@@ -928,9 +970,13 @@ class Boxes {
     for (int k = 0; k < kBits; k++) {
       const int row = of_warp_.row + threadIdx.x % 32 / 4 + k / 2 * 64 + k % 2 * 8;
       bits_[k] = row < params_.m && col < params_.n
-                     ? *(const Bits*)(layout_.bits + ((int64_t)row * params_.n + col) / 8)
+                     ? *(const Bits*)(layout_.bits + (RowOfC(row) * params_.n + col) / 8)
                      : 0;
     }
+  }
+
+  __device__ __forceinline__ int64_t RowOfC(int row) const {
+    return T::kHasHalo ? Source::RowOf(params_, layout_, row, origin_.z) : row;
   }
 
   // Lets a side that is not staged come into the L2 cache.
@@ -965,9 +1011,13 @@ class Boxes {
     const uint32_t barrier = BarrierOf(buffer);
     ArriveExpecting(barrier, kRowGroups * kNbytes);
 #pragma unroll
-    for (int i = 0; i < kRowGroups; i++)
-      LoadBox<false>(SharedAddress(BufferOf(buffer)) + i * kNbytes, map_side, barrier, col,
-                     of_warp_.row + i * 64, origin_.z);
+    for (int i = 0; i < kRowGroups; i++) {
+      const uint32_t to = SharedAddress(BufferOf(buffer)) + i * kNbytes;
+      if constexpr (T::kHasHalo)
+        layout_.LoadLines(to, map_side, barrier, of_warp_.row + i * 64, col);
+      else
+        LoadBox<false>(to, map_side, barrier, col, of_warp_.row + i * 64, origin_.z);
+    }
   }
   // Where a pair of accumulators is in a buffer.
   static __device__ __forceinline__ int PlaceOf(int i, int j, int half) {
@@ -1438,6 +1488,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     else if constexpr (Source::kReadsA != ReadsA::kShared)
       MultiplyFragments<T, Source::kAlongM>(d, sums, count, shared, full, first_row, at, release,
                                             issued);
+    else if constexpr (T::kHasHalo)
+      MultiplyShifted<E, T>(d, memory, full, at, release, issued);
     else
       MultiplyPanels<E, T, Source::kAlongM, Source::kAlongN>(d, sums, count, memory, full,
                                                              first_row, at, release, issued);

@@ -103,6 +103,10 @@ void LaunchTiles(const char* op, DLContext ctx, const Config& config, const Maps
   params.row_tiles = (int)CeilDiv(CeilDiv(rows, T::kTileM), T::kCluster);
   params.col_tiles = (int)CeilDiv(cols, T::kTileN);
   params.band = kBand / T::kCluster;
+  params.by_tiles = Divisor((int64_t)params.row_tiles * params.col_tiles);
+  params.by_tiles_of_band = Divisor((int64_t)params.band * params.col_tiles);
+  params.by_band = Divisor(params.band);
+  params.by_last_band = Divisor((params.row_tiles - 1) % params.band + 1);
   params.split_tiles = config.split_tiles, params.workers = config.workers;
   params.groups = std::max(1, std::gcd(config.split_tiles, config.workers));
   const int64_t tiles = (int64_t)params.row_tiles * params.col_tiles * params.batch;
