@@ -18,7 +18,9 @@ bool SetArray(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t dimensions,
   map->dimensions = (int)dimensions;
   map->swizzled = true;
   map->rounds = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
-  map->size = map->rounds || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+  map->size = map->rounds || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
+              : type == CU_TENSOR_MAP_DATA_TYPE_UINT8                ? 1
+                                                                     : 2;
   bool valid = dimensions >= 1 && dimensions <= kMostMapDimensions && (uintptr_t)data % 16 == 0;
   for (cuuint32_t k = 0; valid && k < dimensions; k++) {
     map->extents[k] = extents[k];

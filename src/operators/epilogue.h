@@ -1,12 +1,26 @@
-// GEMM epilogues: the codes of activations and activation gradients.
+// GEMM epilogues: the codes of activations and activation gradients, and of a derivative in 8 bits.
 #pragma once
 #include "math/functors.h"
 #include "runtime/registry.h"
 
 namespace dlsys {
 
+// The derivative of SiLU or of GELU, which lies in [-0.13, 1.13], as a uint8: 27 stands for 0 and
+// 227 for 1, so that both are exact and others are off by 0.0025 at most.
+constexpr float kCodeOfZero = 27.f, kCodesOfOne = 200.f;
+DLSYS_HD float CodeOfSlope(float slope) { return slope * kCodesOfOne + (kCodeOfZero + 0.5f); }
+namespace fn {
+// x is the code of a derivative, y what it is multiplied by.
+struct MulCoded {
+  static constexpr const char* name = "mul_coded";
+  DLSYS_HD float operator()(float x, float y) const {
+    return y * ((x - kCodeOfZero) * (1.f / kCodesOfOne));
+  }
+};
+}  // namespace fn
+
 // Forward y = f(x); gradient dx = f(side, dy), where side is the activation's input or output, or
-// its derivative.
+// the code of its derivative.
 #define DLSYS_ACTIVATIONS(X) \
   X(1, Relu)                 \
   X(2, Sigmoid)              \
@@ -24,7 +38,7 @@ namespace dlsys {
   X(4, GeluTanhGradient)              \
   X(5, SoftplusGradient)              \
   X(6, HardSwishGradient)             \
-  X(7, Mul)
+  X(7, MulCoded)
 
 #define DLSYS_CODE(code, Name) k##Name = code,
 struct ActivationCode {

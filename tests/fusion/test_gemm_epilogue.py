@@ -13,7 +13,9 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import optim
+from dlsys.dtypes import bfloat16, rounded
 from dlsys.errors import GraphError
+from dlsys.fusion import gemm_epilogue
 from dlsys.fusion.shared.body import ACTIVATIONS
 from dlsys.fusion.shared.rewrite import strip_views
 from dlsys.graph.node import Node, find_topo_sort
@@ -23,7 +25,8 @@ from support import sample
 from support.devices import EMULATED, require, slow
 from support.fusion import GPU, without
 from support.fusion import fused as run_fusions
-from support.graphs import operators, simplified, variable
+from support.graphs import evaluate, operators, simplified, variable
+from support.table.families.fused.gemm import DACTS, operator
 
 FLOAT32 = np.dtype(np.float32)
 SMOOTH = (ad.sigmoid_op, ad.tanh_op)  # whose gradients are several operators
@@ -141,7 +144,7 @@ class Rewrites(unittest.TestCase):
         names = operators(found)
         self.assertEqual(names.count("matmul_bias_slope"), 1)
         self.assertEqual(sum(name.startswith("gelu_tanh") for name in names), 0)
-        self.assertEqual(names.count("mul"), 1)  # by the derivative
+        self.assertEqual(names.count("mul"), 1)  # by the derivative that a code stands for
         names = operators(fused([*fetches, y]))
         self.assertEqual(names.count("matmul_bias_both"), 1)
         self.assertEqual(names.count("gelu_tanh_gradient"), 1)
@@ -157,9 +160,32 @@ class Rewrites(unittest.TestCase):
             found = fused(fetches)
             self.assertEqual([node.spec for node in found], [node.spec for node in fetches])
             (back,) = (n for n in find_topo_sort(found) if n.op.name == "matmul_gradient")
-            self.assertEqual(back.attrs["gradient"], "mul")
+            self.assertEqual(back.attrs["gradient"], "mul_coded")
             (slope,) = strip_views(back.inputs[2]).inputs
             self.assertEqual(slope.op.name, "matmul_bias_slope")
+            self.assertEqual(back.inputs[2].spec.dtype, np.uint8)
+
+    def test_codes_of_derivatives(self) -> None:
+        """0 and 1 are exact, others off by half a step at most. Measured in the mean square, at
+        normal x: 0.00144 to 0.00145, where bfloat16 has 0.00106 (SiLU) to 0.00130.
+        """
+        x = variable("x", 4, 25_000)
+        values = np.random.default_rng(0).standard_normal((4, 25_000)).astype(np.float32)
+        values[0, :2] = -40, 40
+        for name in ("silu", "gelu", "gelu_tanh"):
+            with self.subTest(name):
+                slope = operator(f"{name}_gradient")(x, ad.oneslike_op(x))
+                codes = gemm_epilogue.coded_slope(slope)
+                decoded = gemm_epilogue.times_coded(codes, ad.oneslike_op(x))
+                found = evaluate([decoded], {x: values})[0]
+                exact = DACTS[f"{name}_gradient"](values.astype(np.float64))
+                self.assertEqual(codes.spec.dtype, np.uint8)
+                np.testing.assert_array_equal(found[0, :2], [0, 1])
+                self.assertLess(np.abs(found - exact).max(), 0.0025 + 1e-6)
+                errors = [found - exact, rounded(exact.astype(np.float32), bfloat16) - exact]
+                ours, narrow = (float(np.sqrt(np.mean(error**2))) for error in errors)
+                self.assertLess(ours, 0.0015)
+                self.assertLess(ours, 1.4 * narrow)
 
     def test_what_is_no_row_is_no_bias(self) -> None:
         column = variable("column", 6, 1)

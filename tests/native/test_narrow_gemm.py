@@ -22,7 +22,7 @@ from dlsys import functional as F
 from dlsys import nn
 from dlsys.dtypes import FLOAT16, ROUNDING, bfloat16, rounded
 from dlsys.errors import DeviceError, NotApplicableError
-from dlsys.fusion.shared.body import ACTIVATIONS, GRADIENTS
+from dlsys.fusion.shared.body import ACTIVATIONS, BY_SIDES, GRADIENTS
 from dlsys.graph.spec import Spec
 from dlsys.ndarray import array, empty, launch
 from dlsys.rungs import rungs_among
@@ -47,7 +47,12 @@ def limit(wanted: np.ndarray, scale: np.ndarray, k: int, dtype: Any) -> np.ndarr
     tensor cores may cut rather than round, and the result is rounded once; the smallest float16
     are subnormal.
     """
-    return ROUNDING[dtype] * np.abs(wanted) + (k + 1) * 2.0**-23 * scale + 2.0**-25
+    return ROUNDING.get(dtype, 2.0**-24) * np.abs(wanted) + (k + 1) * 2.0**-23 * scale + 2.0**-25
+
+
+def decoded(codes: np.ndarray) -> np.ndarray:
+    """The derivatives that codes stand for."""
+    return (codes.astype(np.float64) - 27) / 200
 
 
 @require(gpu(0))
@@ -261,9 +266,11 @@ class NarrowGemm(unittest.TestCase):
                     self.assertLessEqual((abs(z.asnumpy() - wanted) - allowed).max(), 0)
 
     def test_an_activation_and_its_derivative(self) -> None:
-        """As above; a derivative's own slope is 1.13 at most, too."""
+        """As above; a derivative's own slope is 1.13 at most, too, and its code is off by half a
+        step, 0.0025.
+        """
         names = [n for n in self.algorithms() if n in ("", "naive") or n.startswith("hopper")]
-        shapes = ((70, 136, 40), (20, 45, 24), (60, 40, 900), (300, 520, 72))
+        shapes = ((70, 136, 40), (20, 45, 24), (60, 48, 900), (300, 528, 72))
         for dtype, (m, n, k), name in itertools.product(NARROW, shapes, names):
             x, w = self.operands(m, n, k, (False, False), dtype)
             bias = self.operands(n, 1, 1, (False, False), dtype)[0][:, 0]
@@ -272,21 +279,47 @@ class NarrowGemm(unittest.TestCase):
             given = [array(values, self.ctx, dtype) for values in (x, w, bias)]
             for function in ("silu", "gelu", "gelu_tanh"):
                 with self.subTest(algorithm=name, dtype=str(dtype), shape=(m, n, k), by=function):
-                    slope, z = (empty((m, n), self.ctx, dtype) for _ in range(2))
-                    slope[:] = z[:] = np.nan
+                    codes, z = empty((m, n), self.ctx, np.uint8), empty((m, n), self.ctx, dtype)
+                    codes[:], z[:] = 255, np.nan
                     number, code = self.algorithms().index(name), ACTIVATIONS.index(function) + 1
-                    made = slope, z
+                    made = codes, z
                     try:
                         launch("matmul_bias_slope", self.ctx, *given, 0, 0, number, 0, code, *made)
                     except (NotApplicableError, DeviceError):
                         continue
-                    wanted = DACTS[f"{function}_gradient"](exact), FORMULAS[function](exact)
-                    for got, value in zip(made, wanted):
+                    slope = decoded(codes.asnumpy())
+                    found = (
+                        (slope, DACTS[f"{function}_gradient"](exact), 0.0025),
+                        (z.asnumpy(), FORMULAS[function](exact), 0.0),
+                    )
+                    for got, value, step in found:
                         # Where a derivative crosses 0 it is off by 2^-18 of what it is made of.
-                        own = 2.0**-18 * np.maximum(abs(value), 1)
+                        own = 2.0**-18 * np.maximum(abs(value), 1) + step
                         allowed = limit(value, 1.13 * scale, k, dtype) + own
                         allowed += 1.13 * ROUNDING[dtype] * abs(exact)
-                        self.assertLessEqual((abs(got.asnumpy() - value) - allowed).max(), 0)
+                        self.assertLessEqual((abs(got - value) - allowed).max(), 0)
+
+    def test_a_product_with_coded_derivatives(self) -> None:
+        shapes = ((70, 144, 40), (20, 45, 24), (60, 48, 900), (300, 528, 72), (5, 16, 0))
+        names = [n for n in self.algorithms() if n in ("", "naive") or n.startswith("hopper")]
+        for (m, n, k), name in itertools.product(shapes, names):
+            for dtype in (*NARROW, np.dtype(np.float32)):
+                with self.subTest(algorithm=name, dtype=str(dtype), shape=(m, n, k)):
+                    a, b = self.operands(m, n, k, (False, False), dtype)
+                    codes = np.random.default_rng(m).integers(0, 256, (m, n)).astype(np.uint8)
+                    given = [array(x, self.ctx, dtype) for x in (a, b)]
+                    given.append(array(codes, self.ctx, np.uint8))
+                    y, number = empty((m, n), self.ctx, dtype), self.algorithms().index(name)
+                    y[:] = np.nan
+                    code = BY_SIDES.index("mul_coded") + 1
+                    try:
+                        launch("matmul_gradient", self.ctx, *given, 0, 0, number, 0, code, y)
+                    except (NotApplicableError, DeviceError):
+                        continue
+                    wanted = a.astype(np.float64) @ b * decoded(codes)
+                    scale = np.abs(a).astype(np.float64) @ np.abs(b) * abs(decoded(codes))
+                    off = abs(y.asnumpy() - wanted) - limit(wanted, scale, k + 4, dtype)
+                    self.assertLessEqual(off.max(), 0)
 
     @require_fusion("gemm_epilogue")
     def test_a_perceptron_under_bf16_has_no_kernel_of_its_activation(self) -> None:

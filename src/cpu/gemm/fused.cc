@@ -84,10 +84,12 @@ void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int
   const char* op = "matmul_gradient";
   const Gemm p = CheckedGemm(op, a, trans_a, b, trans_b, dx);
   CheckPrecision(op, precision);
-  const float* of = Input(op, side);
   CheckSameShape(op, side, dx);
   const int code = CheckedEpilogue(op, gradient, 1, kActivationGradients);
+  const uint8_t* codes = code == GradientCode::kMulCoded ? Input<uint8_t>(op, side) : nullptr;
+  const float* of = codes ? nullptr : Input(op, side);
   RunGemm(op, p, algorithm);
+  if (codes) return MapRows(p, DLSYS_VALUE { return fn::MulCoded{}((float)codes[at], x); });
   switch (code) {
 #define DLSYS_CASE(value, F) \
   case value:                \

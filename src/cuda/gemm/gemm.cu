@@ -108,8 +108,8 @@ void MatmulBias(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t
   RunGemm(op, gemm, stream, algorithm);
 }
 
-// Two results of y = op(A) op(B) + bias, bias (n), of 16 bits: y or, kSlope, the derivative of the
-// activation there, and z = activation(y).
+// Two results of y = op(A) op(B) + bias, bias (n), of 16 bits: y or, kSlope, the code of the
+// derivative of the activation there, and z = activation(y).
 template <class T, bool kSlope>
 void MatmulBiasTwo(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t trans_a,
                    int64_t trans_b, int64_t algorithm, int64_t precision, int64_t activation,
@@ -119,7 +119,7 @@ void MatmulBiasTwo(const DLArray* a, const DLArray* b, const DLArray* bias, int6
   SetBias(op, bias, z, &gemm);
   Enter(op, z, y);
   CheckSameShape(op, y, z);
-  gemm.epilogue.before = const_cast<float*>(Address(op, y, gemm.dtype));
+  gemm.epilogue.before = const_cast<float*>(Address(op, y, kSlope ? DL_UINT8 : gemm.dtype));
   gemm.epilogue.activation = CheckedEpilogue(op, activation, 1, kActivations);
   gemm.epilogue.slope = kSlope;
   if (kSlope && !GradientOf(activation))
@@ -127,7 +127,7 @@ void MatmulBiasTwo(const DLArray* a, const DLArray* b, const DLArray* bias, int6
   RunGemm(op, gemm, stream, algorithm);
 }
 
-// dx = gradient(side, op(A) op(B)), side of dx's shape.
+// dx = gradient(side, op(A) op(B)), side of dx's shape, where it is codes in uint8.
 template <class T>
 void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int64_t trans_a,
                     int64_t trans_b, int64_t algorithm, int64_t precision, int64_t gradient,
@@ -136,8 +136,9 @@ void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int
   Gemm gemm = Checked<T>(op, a, trans_a, b, trans_b, precision, dx);
   Enter(op, dx, side);
   CheckSameShape(op, side, dx);
-  gemm.epilogue.side = Address(op, side, gemm.dtype);
   gemm.epilogue.gradient = CheckedEpilogue(op, gradient, 1, kActivationGradients);
+  gemm.epilogue.coded = gradient == GradientCode::kMulCoded;
+  gemm.epilogue.side = Address(op, side, gemm.epilogue.coded ? DL_UINT8 : gemm.dtype);
   RunGemm(op, gemm, stream, algorithm);
 }
 

@@ -2,6 +2,8 @@
 // Floats of 16 bits go to a rung that takes none through float32 copies in scratch. gemm.cuh has
 // the contract of a rung, heuristic.cu what runs where nobody names one; each rung's file names
 // what limits it.
+#include <optional>
+
 #include "cuda/gemm/gemm.cuh"
 
 namespace dlsys {
@@ -73,13 +75,25 @@ void Run(const char* op, const GemmRung& rung, const Gemm& p, int variant, DLStr
 // The product, and behind it its activation, whose input is stored too, or its derivative.
 void RunInTwoSteps(const char* op, const Gemm& p, DLStream stream, int64_t algorithm) {
   Gemm product = p;
-  product.c = p.epilogue.before;
+  std::optional<Scratch> input;
+  if (p.epilogue.slope) input.emplace(p.ctx, p.m * p.n * DtypeNbytes(p.dtype), stream);
+  product.c = input ? input->floats() : p.epilogue.before;
   product.epilogue.before = nullptr, product.epilogue.activation = 0;
   product.epilogue.slope = false;
   RunGemm(op, product, stream, algorithm);
   RunActivation(op, p.dtype, p.epilogue.activation, product.c, p.c, p.m * p.n, stream);
-  if (p.epilogue.slope)
-    RunSlope(op, p.dtype, p.epilogue.activation, p.epilogue.before, p.m * p.n, stream);
+  if (input)
+    RunSlope(op, p.dtype, p.epilogue.activation, input->data(), (uint8_t*)p.epilogue.before,
+             p.m * p.n, stream);
+}
+
+// The same with a side of codes, which are exact in the floats of C.
+void RunWithCodesWidened(const char* op, const Gemm& p, DLStream stream, int64_t algorithm) {
+  const Scratch side(p.ctx, p.m * p.n * DtypeNbytes(p.dtype), stream);
+  WidenCodes(op, p.dtype, (const uint8_t*)p.epilogue.side, side.data(), p.m * p.n, stream);
+  Gemm product = p;
+  product.epilogue.side = side.floats(), product.epilogue.coded = false;
+  RunGemm(op, product, stream, algorithm);
 }
 
 }  // namespace
@@ -91,9 +105,11 @@ void RunGemm(const char* op, const Gemm& p, DLStream stream, int64_t algorithm) 
   const int64_t count = (int64_t)ladder.entries.size();
   if (algorithm < 0 || algorithm > count)
     Fail("%s: there is no algorithm %ld, expected 0 to %ld", op, (long)algorithm, (long)count);
-  if (p.epilogue.before) {
+  if (p.epilogue.before || p.epilogue.coded) {
     const bool hopper = algorithm == 0 || ladder.entries[algorithm - 1].rung == &kHopper;
-    if (!hopper || !StoresBothOnHopper(p)) return RunInTwoSteps(op, p, stream, algorithm);
+    if (!hopper || !HasEpilogueOnHopper(p))
+      return p.epilogue.before ? RunInTwoSteps(op, p, stream, algorithm)
+                               : RunWithCodesWidened(op, p, stream, algorithm);
     if (algorithm == 0) return kHopper.run(op, p, kHeuristic, stream);
   }
   if (algorithm == 0) return RunGemmByHeuristic(op, p, stream);

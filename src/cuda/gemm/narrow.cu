@@ -1,7 +1,7 @@
 // GEMM of floats of 16 bits through kernels of float32, for rungs and GPUs that have no kernel of
 // their own type: operands are widened into scratch memory, which is exact, and C is rounded from
-// there. Limited by these copies where the product is small. Also an activation of such floats or
-// its derivative, for rungs that do not store its input, which memory bandwidth limits.
+// there. Limited by these copies where the product is small. Also an activation of such floats and
+// its derivative, for rungs that do not make both, which memory bandwidth limits.
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/pointwise/quad.cuh"
@@ -26,48 +26,71 @@ void Convert(const char* op, const From* x, To* y, int64_t n, DLStream stream) {
          Aligned16(x) && Aligned16(y));
 }
 
-// Of an activation, or of the gradient that is its derivative; y may be x.
 template <class T>
-__global__ void ActivationKernel(int activation, int gradient, const T* x, T* y, int64_t n,
-                                 bool aligned) {
+__global__ void ActivationKernel(int activation, const T* x, T* y, int64_t n, bool aligned) {
   const int64_t quads = aligned ? n / 4 : 0;
   for (int64_t i = FirstItem(); i < quads; i += ItemStep()) {
     const float4 v = LoadQuad(x + i * 4);
-    const float side[4] = {v.x, v.y, v.z, v.w};
-    float values[4];
-#pragma unroll
-    for (int e = 0; e < 4; e++) values[e] = gradient ? 1.f : side[e];
-    ApplyActivations(activation, gradient, side, values);
+    float values[4] = {v.x, v.y, v.z, v.w};
+    ApplyActivations(activation, 0, values, values);
     StoreQuad(y + i * 4, make_float4(values[0], values[1], values[2], values[3]));
   }
   for (int64_t i = quads * 4 + FirstItem(); i < n; i += ItemStep()) {
-    const float side[1] = {(float)x[i]};
-    float value[1] = {gradient ? 1.f : side[0]};
-    ApplyActivations(activation, gradient, side, value);
+    float value[1] = {(float)x[i]};
+    ApplyActivations(activation, 0, value, value);
     y[i] = T(value[0]);
   }
 }
 
-void RunActivationKernel(const char* op, int dtype, int activation, int gradient, const void* x,
-                         void* y, int64_t n, DLStream stream) {
-  const bool aligned = Aligned16(x) && Aligned16(y);
-  const unsigned blocks = Blocks(CeilDiv(n, 4));
-  if (dtype == DL_BFLOAT16)
-    return Launch(op, ActivationKernel<bfloat16>, blocks, kThreads, 0, stream, activation, gradient,
-                  (const bfloat16*)x, (bfloat16*)y, n, aligned);
-  Launch(op, ActivationKernel<float16>, blocks, kThreads, 0, stream, activation, gradient,
-         (const float16*)x, (float16*)y, n, aligned);
+// Codes of a derivative, by the gradient that multiplies by it.
+template <class T>
+__global__ void SlopeKernel(int gradient, const T* x, uint8_t* codes, int64_t n) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
+    const float side[1] = {(float)x[i]};
+    float slope[1] = {1.f};
+    ApplyActivations(0, gradient, side, slope);
+    codes[i] = (uint8_t)CodeOfSlope(slope[0]);
+  }
+}
+
+template <class T>
+__global__ void WidenCodesKernel(const uint8_t* codes, T* y, int64_t n) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = T((float)codes[i]);
+}
+
+// Calls run with a value of the dtype, of 16 bits.
+template <class Run>
+void ByDtype(int dtype, const Run& run) {
+  dtype == DL_BFLOAT16 ? run(bfloat16()) : run(float16());
 }
 
 }  // namespace
 
 void RunActivation(const char* op, int dtype, int activation, const void* x, void* y, int64_t n,
                    DLStream stream) {
-  RunActivationKernel(op, dtype, activation, 0, x, y, n, stream);
+  ByDtype(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    Launch(op, ActivationKernel<T>, Blocks(CeilDiv(n, 4)), kThreads, 0, stream, activation,
+           (const T*)x, (T*)y, n, Aligned16(x) && Aligned16(y));
+  });
 }
 
-void RunSlope(const char* op, int dtype, int activation, void* x, int64_t n, DLStream stream) {
-  RunActivationKernel(op, dtype, 0, GradientOf(activation), x, x, n, stream);
+void RunSlope(const char* op, int dtype, int activation, const void* x, uint8_t* codes, int64_t n,
+              DLStream stream) {
+  ByDtype(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    Launch(op, SlopeKernel<T>, Blocks(n), kThreads, 0, stream, GradientOf(activation), (const T*)x,
+           codes, n);
+  });
+}
+
+void WidenCodes(const char* op, int dtype, const uint8_t* codes, void* y, int64_t n,
+                DLStream stream) {
+  const auto widen = [&](auto zero) {
+    using T = decltype(zero);
+    Launch(op, WidenCodesKernel<T>, Blocks(n), kThreads, 0, stream, codes, (T*)y, n);
+  };
+  dtype == DL_FLOAT32 ? widen(0.f) : ByDtype(dtype, widen);
 }
 
 void Widen(const char* op, int dtype, const void* x, float* y, int64_t n, DLStream stream) {

@@ -69,6 +69,7 @@ CUtensorMapDataType TypeOf(int dtype, bool rounds = true) {
   return dtype == DL_FLOAT32
              ? rounds ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32
          : dtype == DL_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+         : dtype == DL_UINT8    ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 }
 

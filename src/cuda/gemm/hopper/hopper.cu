@@ -17,6 +17,7 @@ HopperGemm ForHopper(const Gemm& p, int64_t batch = 1) {
   gemm.bias = p.epilogue.bias, gemm.side = p.epilogue.side;
   gemm.activation = p.epilogue.activation, gemm.gradient = p.epilogue.gradient;
   gemm.before = p.epilogue.before, gemm.slope = p.epilogue.slope;
+  gemm.coded = p.epilogue.coded;
   gemm.sums = p.sums, gemm.sums_of_a = p.sums_of_a;
   return gemm;
 }
@@ -74,8 +75,8 @@ double HopperUs(const Gemm& p) {
   return HopperEstimateUs(FirstStep(p)) + (two_steps ? kKernelUs + nbytes / kNbytesUs : 0);
 }
 
-bool StoresBothOnHopper(const Gemm& p) {
-  return p.k > 0 && !Refusal(p) && HopperStoresBoth(ForHopper(p));
+bool HasEpilogueOnHopper(const Gemm& p) {
+  return p.k > 0 && !Refusal(p) && HopperHasEpilogue(ForHopper(p));
 }
 
 bool MakesSumsOnHopper(const Gemm& p) { return HopperMakesSums(ForHopper(p)); }

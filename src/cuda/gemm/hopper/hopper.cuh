@@ -24,10 +24,10 @@ struct HopperGemm {
   DLContext ctx;
   const void *bias = nullptr, *side = nullptr;  // (n), and of C's shape
   int activation = 0, gradient = 0;             // codes of operators/epilogue.h
-  // Of C's shape, where HopperStoresBoth: C before its activation or, with `slope`, the derivative
-  // of that.
+  // Of C's shape, where HopperHasEpilogue: C before its activation or, with `slope`, the derivative
+  // of that, coded in uint8; so is the side where it is `coded`.
   void* before = nullptr;
-  bool slope = false;
+  bool slope = false, coded = false;
   float* sums = nullptr;  // over k of op(A), (m), or of op(B), (n), where HopperMakesSums
   bool sums_of_a = false;
 };
@@ -42,8 +42,8 @@ void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int 
 // True where it makes the sums that it is asked for: of float32 that does not lie along K, and of
 // 16 bits those of an A that lies along M.
 bool HopperMakesSums(const HopperGemm& gemm);
-// True where it can store C before its activation too, or the derivative.
-bool HopperStoresBoth(const HopperGemm& gemm);
+// True where it can store C before its activation too, or the derivative, and read codes of that.
+bool HopperHasEpilogue(const HopperGemm& gemm);
 // True where it has code for the activation or gradient: relu and its gradient, and but for 3xtf32,
 // whose results they are not exact enough for, the functions of fast_functions.cuh.
 bool HopperHasFunction(const HopperGemm& gemm);

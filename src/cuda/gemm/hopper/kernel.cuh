@@ -52,6 +52,8 @@ struct Tiling {
   static constexpr bool kBothParts = false, kHasHalo = false;
   static constexpr int kStageNbytes = kPanelA + kPanelB, kCopiedNbytes = kStageNbytes;
   static constexpr int kBuffers = StagingN / 64;  // for boxes of 128 bytes of the consumer's rows
+  // Of 16 bits, a tile has two boxes of results and one of codes, which take a buffer each.
+  static constexpr bool kHasCodes = TileN == 128 && kBuffers == 2;
   static constexpr int kStagingNbytes = kRows * kBuffers * kRowNbytes;
   // Columns that are staged, and rows of one that a thread of a consumer reads.
   template <class E>
@@ -107,8 +109,8 @@ struct Params {
   unsigned* arrivals;  // zeros, by tile, block of the cluster and consumer
   void* c;
   void* before;             // of C's shape: C before its activation or, with `slope`, the
-  bool slope;               // derivative of that; or null
-  const void *bias, *side;  // (n), and of C's shape; or null
+  bool slope;               // derivative of that, coded in uint8; or null
+  const void *bias, *side;  // (n), and of C's shape, of 16 bits uint8 where it is codes; or null
   int activation, gradient;
   fast::Gate gate;  // of the activation or gradient, where it is one
   bool aligned;     // rows of C, before, bias and side are at multiples of four elements
@@ -613,7 +615,7 @@ __device__ __forceinline__ void WritePair(E* to, bool aligned, int valid, const 
 // without buffers.
 constexpr int kRowsOfBox = 16;
 struct PairOfBoth {
-  uint32_t c, other;
+  uint32_t c, codes;
 };
 template <class E, class T, class Source>
 class Boxes {
@@ -625,6 +627,7 @@ class Boxes {
   static constexpr bool kGradientSums = Source::kOfColumns == OfColumns::kGradientSums;
   static constexpr bool kStages = sizeof(E) == 2 || Source::kOfColumns != OfColumns::kNothing;
   static constexpr bool kStagesSide = sizeof(E) == 2 || (!kStages && !kHasRowsAcross<Source>);
+  static constexpr bool kHasCodes = sizeof(E) == 2 && T::kHasCodes;
   // Results of float32 where there is no side.
   static constexpr bool kMayStage = kStages || (Source::kHasEpilogue && !kHasRowsAcross<Source>);
 
@@ -644,8 +647,9 @@ class Boxes {
     if (!SideIsStaged()) return;
     if (threadIdx.x % 32 == 0) {
       WaitForStoresReads();
+      const int boxes = SideIsCoded() ? 1 : min(kCount, T::kBuffers);
 #pragma unroll 1
-      for (int index = 0; index < min(kCount, T::kBuffers); index++) Load(map_side, index);
+      for (int index = 0; index < boxes; index++) Load(map_side, index);
     }
     __syncwarp();
   }
@@ -684,58 +688,93 @@ class Boxes {
     }
   }
 
-  // The same of 16 bits, in pieces: make(i, j, half, side) is a pair of them, by that of the side,
-  // if there is one. A whole box of both would leave so few registers that each element would wait
-  // for the one before.
+  // The same in pieces, staged where a side was, of which it asks for the box that takes the buffer
+  // then: make(i, j, half, side) is a pair of them, by that of the side, if there is one. A whole
+  // box of both would leave so few registers that each element would wait for the one before.
   template <bool kSide, class Make>
-  __device__ __forceinline__ void StorePieces(const CUtensorMap* map, int index, Make&& make) {
+  __device__ __forceinline__ void StorePieces(const CUtensorMap* map, const CUtensorMap* map_side,
+                                              int index, Make&& make) {
     constexpr int kPiece = 4;  // blocks
     if (kSide) WaitForPhase(BarrierOf(loaded_.stage), loaded_.parity);
+    unsigned char* const to = kSide ? BufferOf(loaded_.stage) : NextBuffer(index);
     if (kSide) loaded_.Advance();
-    unsigned char* const to = NextBuffer(index);
 #pragma unroll
     for (int i = 0; i < kRowGroups; i++) {
 #pragma unroll
       for (int first = 0; first < kBlocks; first += kPiece) {
-        uint32_t x[kPiece][2] = {};
+        Pair<E> x[kPiece][2] = {};
 #pragma unroll
         for (int k = 0; kSide && k < 2 * kPiece; k++)
-          x[k / 2][k % 2] = *(const uint32_t*)(to + PlaceOf(i, first + k / 2, k % 2));
+          x[k / 2][k % 2] = *(const Pair<E>*)(to + PlaceOf(i, first + k / 2, k % 2));
 #pragma unroll
         for (int k = 0; k < 2 * kPiece; k++)
           x[k / 2][k % 2] = make(i, first + k / 2, k % 2, x[k / 2][k % 2]);
-        if (kSide) __syncwarp();  // all have read the side
+        if constexpr (sizeof(E) == 2) {
+          if (kSide) __syncwarp();  // all have read the side
 #pragma unroll
-        for (int j = 0; j < kPiece; j += 2)
-          StageBlocks(to, i, first + j, {x[j][0], x[j][1], x[j + 1][0], x[j + 1][1]});
+          for (int j = 0; j < kPiece; j += 2)
+            StageBlocks(to, i, first + j, {x[j][0], x[j][1], x[j + 1][0], x[j + 1][1]});
+        } else {
+#pragma unroll
+          for (int k = 0; k < 2 * kPiece; k++)
+            *(Pair<E>*)(to + PlaceOf(i, first + k / 2, k % 2)) = x[k / 2][k % 2];
+        }
       }
     }
     StoreStaged(to, map, index);
+    if (kSide && index + T::kBuffers < kCount && threadIdx.x % 32 == 0) {
+      WaitForStoresReads();
+      Load(map_side, index + T::kBuffers);
+    }
   }
 
-  // Stores box `index` of C and of `other`: make(i, j, half) gives a pair of each.
+  // Stores box `index` of C and, behind the second one, the box of codes: make(i, j, half) gives a
+  // pair of each.
   template <class Make>
-  __device__ __forceinline__ void StoreTwo(const CUtensorMap* map, const CUtensorMap* map_other,
-                                           int index, Make&& make) {
-    static_assert(T::kBuffers >= 2, "a buffer for each");
+  __device__ __forceinline__ void StoreWithCodes(const CUtensorMap* map,
+                                                 const CUtensorMap* map_codes, int index,
+                                                 Make&& make) {
     if (threadIdx.x % 32 == 0) WaitForStoresReads();
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kRowGroups; i++) {
 #pragma unroll
       for (int j = 0; j < kBlocks; j += 2) {
-        uint32_t x[4], other[4];
+        uint32_t x[4];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
           const PairOfBoth both = make(i, j + k / 2, k % 2);
-          x[k] = both.c, other[k] = both.other;
+          x[k] = both.c;
+          *(uint16_t*)(BufferOf(0) + PlaceOfCodes(index, i, j + k / 2, k % 2)) =
+              (uint16_t)both.codes;
         }
-        StageBlocks(BufferOf(0), i, j, x);
-        StageBlocks(BufferOf(1), i, j, other);
+        StageBlocks(BufferOf(1), i, j, x);
       }
     }
-    StoreStaged(BufferOf(0), map, index);
-    StoreStaged(BufferOf(1), map_other, index);
+    StoreStaged(BufferOf(1), map, index);
+    if (index == 1) StoreStaged(BufferOf(0), map_codes, 0);
+  }
+
+  // Stores box `index` of C: make(i, j, half, codes) is a pair of them by those of the side.
+  template <class Make>
+  __device__ __forceinline__ void StoreByCodes(const CUtensorMap* map, int index, Make&& make) {
+    if (index == 0) WaitForPhase(BarrierOf(0), loaded_.parity);
+    if (threadIdx.x % 32 == 0) WaitForStoresReads();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kRowGroups; i++) {
+#pragma unroll
+      for (int j = 0; j < kBlocks; j += 2) {
+        uint32_t x[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          x[k] = make(i, j + k / 2, k % 2,
+                      *(const uint16_t*)(BufferOf(0) + PlaceOfCodes(index, i, j + k / 2, k % 2)));
+        StageBlocks(BufferOf(1), i, j, x);
+      }
+    }
+    StoreStaged(BufferOf(1), map, index);
+    if (index == 1) loaded_.Advance(kCount);
   }
 
   // Stores the moments of the columns of those boxes that are in the buffers, from `first` on. A
@@ -1002,6 +1041,9 @@ class Boxes {
   }
 
   __device__ __forceinline__ bool SideIsStaged() const { return kStagesSide && params_.side; }
+  __device__ __forceinline__ bool SideIsCoded() const {
+    return kHasCodes && params_.gradient == GradientCode::kMulCoded;
+  }
   __device__ __forceinline__ uint32_t BarrierOf(int buffer) const { return barriers_ + buffer * 8; }
   __device__ __forceinline__ unsigned char* BufferOf(int buffer) const {
     return buffers_ + buffer * kRowGroups * kNbytes;
@@ -1023,6 +1065,12 @@ class Boxes {
   static __device__ __forceinline__ int PlaceOf(int i, int j, int half) {
     const int l = threadIdx.x % 32;
     const int row = l / 4 + half * 8, byte = (j * 8 + l % 4 * 2) * (int)sizeof(E);
+    return i * kNbytes + row * 128 + (byte / 16 ^ row % 8) * 16 + byte % 16;
+  }
+  // Where the codes of a pair of box `index` are in their buffer, a byte each.
+  static __device__ __forceinline__ int PlaceOfCodes(int index, int i, int j, int half) {
+    const int l = threadIdx.x % 32;
+    const int row = l / 4 + half * 8, byte = (index * kBlocks + j) * 8 + l % 4 * 2;
     return i * kNbytes + row * 128 + (byte / 16 ^ row % 8) * 16 + byte % 16;
   }
   // Calls f with each pair's place among accumulators and in a buffer.
@@ -1079,6 +1127,16 @@ class Boxes {
   Bits bits_[kBits];  // of a box, by row group and half
 };
 
+// The codes of two derivatives, the first in the lower byte; by the last bits of 1.5 * 2^23 and
+// more, which the addition rounds to.
+__device__ __forceinline__ uint32_t CodesOf(float left, float right) {
+  constexpr float kLast = 12582912.f;
+  const auto bits = [](float slope) {
+    return __float_as_uint(fmaf(slope, kCodesOfOne, kLast + kCodeOfZero));
+  };
+  return __byte_perm(bits(left), bits(right), 0x0040);
+}
+
 // Functions of the epilogue that can give their derivative as well.
 struct GeluOfC {
   __device__ __forceinline__ float operator()(float, float x) const { return fast::Gelu(x); }
@@ -1118,8 +1176,9 @@ __device__ __forceinline__ void WithFunction(const Params& params, F&& f) {
     case 2:
     case 4:
       return f([gate](float side, float x) { return gate.Gradient(side, x); }, Code<-4>());
-    case 7:
-      return f([](float side, float x) { return side * x; }, Code<-7>());
+    case GradientCode::kMulCoded:
+      return f([](float side, float x) { return fn::MulCoded{}(side, x); },
+               Code<-GradientCode::kMulCoded>());
   }
 }
 
@@ -1140,7 +1199,8 @@ __device__ __forceinline__ void ReadBias(Pair<E> (&bias)[kBiasPairs<T, Source>],
 // Stores a consumer's part of a tile with its epilogue. The loop over boxes is rolled where there
 // is a function, so that there is code for two; accumulators move down to the registers that it
 // reads.
-template <class E, class T, class Source, bool kSide, bool kBefore, bool kRolled, class F>
+template <class E, class T, class Source, bool kSide, bool kBefore, bool kRolled,
+          bool kCoded = false, class F>
 __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d,
                                            Pair<E> (&bias)[kBiasPairs<T, Source>],
                                            Boxes<E, T, Source>& boxes, const Params& params,
@@ -1148,7 +1208,8 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d,
                                            F&& function) {
   constexpr int kBlocks = Boxes<E, T, Source>::kBlocks, kCount = Boxes<E, T, Source>::kCount;
   constexpr int kAtOnce = !kRolled ? kCount : kCount < 2 ? 1 : 2;
-  constexpr bool kInPieces = kRolled && sizeof(E) == 2;
+  constexpr bool kInPieces =
+      kRolled && (sizeof(E) == 2 || (kSide && Boxes<E, T, Source>::kStagesSide));
 #pragma unroll 1
   for (int first = 0; first < kCount; first += kAtOnce) {
 #pragma unroll
@@ -1172,29 +1233,31 @@ __device__ __forceinline__ void StoreBoxes(Accumulators<T>& d,
         return RoundedPair<E>(f(ElementOf<0, E>(side), v[OfPair<Source>(half, 0)]),
                               f(ElementOf<1, E>(side), v[OfPair<Source>(half, 1)]));
       };
-      if constexpr (kInPieces) {
-        if constexpr (kBefore && kHasSlope<F> && T::kBuffers >= 2)
+      if constexpr (kInPieces && kCoded) {
+        boxes.StoreByCodes(map_c, first + box, [&](int i, int j, int half, uint32_t codes) {
+          const float (&v)[4] = d[i][box * kBlocks + j];
+          return RoundedPair<E>(function(ByteToFloat(codes, 0), v[2 * half]),
+                                function(ByteToFloat(codes, 1), v[2 * half + 1]));
+        });
+      } else if constexpr (kInPieces) {
+        if constexpr (kBefore && kHasSlope<F> && Boxes<E, T, Source>::kHasCodes)
           if (params.slope) {
-            boxes.StoreTwo(map_c, map_other, first + box, [&](int i, int j, int half) {
+            boxes.StoreWithCodes(map_c, map_other, first + box, [&](int i, int j, int half) {
               const float (&v)[4] = d[i][box * kBlocks + j];
               const fast::WithSlope left = function.Both(v[2 * half]),
                                     right = function.Both(v[2 * half + 1]);
               return PairOfBoth{RoundedPair<E>(left.value, right.value),
-                                RoundedPair<E>(left.slope, right.slope)};
+                                CodesOf(left.slope, right.slope)};
             });
             continue;
           }
         if (kBefore && params.before)
-          boxes.template StorePieces<false>(map_other, first + box,
-                                            [&](int i, int j, int half, uint32_t side) {
-                                              return pair_of(i, j, half, side, [&](float, float v) {
-                                                if constexpr (kHasSlope<F> && T::kBuffers < 2)
-                                                  if (params.slope) return function.Both(v).slope;
-                                                return v;
-                                              });
-                                            });
-        boxes.template StorePieces<kSide>(map_c, first + box,
-                                          [&](int i, int j, int half, uint32_t side) {
+          boxes.template StorePieces<false>(
+              map_other, nullptr, first + box, [&](int i, int j, int half, const Pair<E>& side) {
+                return pair_of(i, j, half, side, [](float, float v) { return v; });
+              });
+        boxes.template StorePieces<kSide>(map_c, map_other, first + box,
+                                          [&](int i, int j, int half, const Pair<E>& side) {
                                             return pair_of(i, j, half, side, function);
                                           });
       } else {
@@ -1250,9 +1313,14 @@ __device__ __forceinline__ void StoreTile(Accumulators<T>& d,
       if constexpr (kActivation)
         StoreBoxes<E, T, Source, false, sizeof(E) == 2, true>(d, bias, boxes, params, map_c,
                                                               map_other, function);
-      else if constexpr (kHasGradients)
+      else if constexpr (sizeof(E) == 2 && code.value == -GradientCode::kMulCoded) {
+        if constexpr (Boxes<E, T, Source>::kHasCodes)
+          StoreBoxes<E, T, Source, true, false, true, true>(d, bias, boxes, params, map_c,
+                                                            map_other, function);
+      } else if constexpr (kHasGradients) {
         StoreBoxes<E, T, Source, true, false, true>(d, bias, boxes, params, map_c, map_other,
                                                     function);
+      }
     });
 }
 
@@ -1408,14 +1476,23 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
           WritePair((E*)to + at, params.aligned, valid, RoundedPair<E>(a, b));
         };
         if (params.before && !params.slope) write(params.before, x, y);
-        Pair<E> side = {};
-        if (params.side) side = ReadPair((const E*)params.side + at, params.aligned, valid);
+        const bool coded = sizeof(E) == 2 && params.gradient == GradientCode::kMulCoded;
+        float sides[2] = {};
+        if (params.side && !coded) {
+          const Pair<E> side = ReadPair((const E*)params.side + at, params.aligned, valid);
+          sides[0] = ElementOf<0, E>(side), sides[1] = ElementOf<1, E>(side);
+        }
+        for (int e = 0; e < min(valid, 2) && coded; e++)
+          sides[e] = (float)((const uint8_t*)params.side)[at + e];
         if constexpr (Source::kHasEpilogue)
           WithFunction(params, [&](auto&& function, auto) {
             if constexpr (kHasSlope<decltype(function)>)
-              if (params.slope)
-                write(params.before, function.Both(x).slope, function.Both(y).slope);
-            x = function(ElementOf<0, E>(side), x), y = function(ElementOf<1, E>(side), y);
+              if (params.slope) {
+                const uint32_t codes = CodesOf(function.Both(x).slope, function.Both(y).slope);
+                for (int e = 0; e < min(valid, 2); e++)
+                  ((uint8_t*)params.before)[at + e] = (uint8_t)(codes >> 8 * e);
+              }
+            x = function(sides[0], x), y = function(sides[1], y);
           });
         write(params.c, x, y);
       }

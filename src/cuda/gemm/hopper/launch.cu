@@ -14,10 +14,11 @@ using namespace hopper;  // NOLINT: this file launches what is in there
 namespace {
 
 constexpr double kLaunchUs = 0.9;
+constexpr double kTileNbytesUs = 32e3;  // that a multiprocessor reads and writes of memory, a us
 constexpr double kPackUs = 4, kPackNbytesUs = 3.2e6;  // of a copy of an operand
 
 bool HasSimpleGradient(const HopperGemm& gemm) {
-  return gemm.gradient <= GradientCode::kReluGradient || gemm.gradient == GradientCode::kMul;
+  return gemm.gradient <= GradientCode::kReluGradient || gemm.gradient == GradientCode::kMulCoded;
 }
 bool IsSimple(const HopperGemm& gemm) {
   return gemm.activation <= ActivationCode::kRelu && HasSimpleGradient(gemm);
@@ -26,7 +27,10 @@ bool IsSimple(const HopperGemm& gemm) {
 Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
   const TilingCost& cost = kCosts[index];
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
-  const double epilogue_us = plain ? 0 : IsSimple(gemm) ? cost.simple_us : cost.fast_us;
+  const double function_us = plain ? 0 : IsSimple(gemm) ? cost.simple_us : cost.fast_us;
+  const bool waits = gemm.side && gemm.dtype == DL_FLOAT32;  // for a side, of which little is ahead
+  const double side_us = waits ? cost.tile_m * cost.tile_n * 8 / kTileNbytesUs : 0;
+  const double epilogue_us = function_us + side_us;
   const double panel_us = ReadsAcross(gemm) ? cost.across_us : cost.panel_us * (gemm.split ? 3 : 1);
   const TileTime time{cost.tile_m, cost.tile_n,  cost.cluster, index == kPingPong,
                       panel_us,    cost.tile_us, epilogue_us};
@@ -45,6 +49,12 @@ bool HasRoomForSide(int tiling, std::index_sequence<k...>) {
                            tuple_element_t<k, Tilings>::kStagingN...};
   return kHas[tiling];
 }
+// True where there is room for codes beside results.
+template <size_t... k>
+bool HasRoomForCodes(int tiling, std::index_sequence<k...>) {
+  constexpr bool kHas[] = {std::tuple_element_t<k, Tilings>::kHasCodes...};
+  return kHas[tiling];
+}
 template <size_t... k>
 bool MakesSums(int tiling, std::index_sequence<k...>) {
   constexpr bool kDoes[] = {std::tuple_element_t<k, Tilings>::kMakesSums...};
@@ -56,6 +66,7 @@ bool HasKernel(const HopperGemm& gemm, int tiling) {
   const bool narrow = gemm.dtype != DL_FLOAT32;
   if (narrow && HopperMakesSums(gemm) && !MakesSums(tiling, kAll)) return false;
   if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
+  if ((gemm.slope || gemm.coded) && !HasRoomForCodes(tiling, kAll)) return false;
   if (gemm.split) return kCosts[tiling].exact;
   return ReadsAcross(gemm) ? kCosts[tiling].across_us > 0 : kCosts[tiling].plain;
 }
@@ -116,7 +127,7 @@ bool HopperMakesSums(const HopperGemm& gemm) {
                         : roles.packs_b && IsTransposed(gemm, gemm.b, !gemm.trans_b, gemm.n);
 }
 
-bool HopperStoresBoth(const HopperGemm& gemm) {
+bool HopperHasEpilogue(const HopperGemm& gemm) {
   return gemm.dtype != DL_FLOAT32 && HopperHasFunction(gemm);
 }
 

@@ -41,7 +41,8 @@ inline bool IsAligned(const HopperGemm& gemm) {
 }
 // True where tiles are stored from registers, of 16 bits by TMA; others go through memory first.
 inline bool IsInBoxes(const HopperGemm& gemm) {
-  return IsAligned(gemm) && (gemm.dtype == DL_FLOAT32 || gemm.n % 8 == 0);
+  const int columns = gemm.dtype == DL_FLOAT32 ? 4 : gemm.slope || gemm.coded ? 16 : 8;
+  return IsAligned(gemm) && gemm.n % columns == 0;
 }
 
 inline int64_t PanelsOf(const HopperGemm& gemm) {
@@ -301,15 +302,16 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
     parts.emplace(gemm.ctx, count * a.rows * (int64_t)sizeof(float), stream);
     params.sums = parts->floats(), params.sum_parts = MostSplits(config, PanelsOf(gemm));
   }
-  const auto map_of_boxes = [&](const void* data) {
-    return params.in_boxes && data
-               ? BoxMap(op, kDtype<E>, data, gemm.n, gemm.m, gemm.n, gemm.batch, kRowsOfBox,
-                        /*rounds=*/false)
-               : CUtensorMap{};
+  const auto map_of_boxes = [&](const void* data, int dtype) {
+    return params.in_boxes && data ? BoxMap(op, dtype, data, gemm.n, gemm.m, gemm.n, gemm.batch,
+                                            kRowsOfBox, /*rounds=*/false)
+                                   : CUtensorMap{};
   };
   const bool rounds = !sums && !gemm.split;  // else A of float32 is rounded in registers
   const Maps maps{MapOf<E>(op, a, T::kTileM, rounds), MapOf<E>(op, b, T::kTileN / T::kCluster),
-                  map_of_boxes(gemm.c), map_of_boxes(gemm.before ? gemm.before : gemm.side)};
+                  map_of_boxes(gemm.c, kDtype<E>),
+                  map_of_boxes(gemm.before ? gemm.before : gemm.side,
+                               gemm.slope || gemm.coded ? DL_UINT8 : kDtype<E>)};
   LaunchTiles<E, T, Source, kExact>(op, gemm.ctx, config, maps, params, {}, stream);
   if (sums) SumAxis(op, gemm.ctx, parts->floats(), 1, count, a.rows, 1.f, gemm.sums, stream);
 }

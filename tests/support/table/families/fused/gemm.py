@@ -16,7 +16,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys.dtypes import is_narrow
 from dlsys.fusion import cross_entropy, gemm_epilogue, linear_cross_entropy
-from dlsys.fusion.shared.body import ACTIVATIONS, BY_SIDES, close
+from dlsys.fusion.shared.body import ACTIVATIONS, GRADIENTS, close
 from dlsys.ops import activation, elementwise
 from dlsys.ops.leaf import constant_op
 from dlsys.ops.loss import cross_entropy as loss
@@ -105,8 +105,8 @@ def linear_both(a: Any, b: Any, bias: Any, part: int, **attrs: Any) -> Any:
 def linear_slope(a: Any, b: Any, bias: Any, part: int, **attrs: Any) -> Any:
     y = ad.matmul_op(a, b, **flags_of(attrs)) + bias
     name = attrs["activation"]
-    slope = operator(f"{name}_gradient")(y, ad.oneslike_op(y))
-    body = close((a, b, bias), (slope, operator(name)(y)))
+    codes = gemm_epilogue.coded_slope(operator(f"{name}_gradient")(y, ad.oneslike_op(y)))
+    body = close((a, b, bias), (codes, operator(name)(y)))
     return gemm_epilogue.matmul_bias_slope_op(a, b, bias, body=body, **attrs)[part]
 
 
@@ -116,7 +116,9 @@ def matmul_map(a: Any, b: Any, **attrs: Any) -> Any:
 
 
 def matmul_gradient(a: Any, b: Any, side: Any, **attrs: Any) -> Any:
-    dx = operator(attrs["gradient"])(side, ad.matmul_op(a, b, **flags_of(attrs)))
+    y = ad.matmul_op(a, b, **flags_of(attrs))
+    coded = attrs["gradient"] == "mul_coded"
+    dx = gemm_epilogue.times_coded(side, y) if coded else operator(attrs["gradient"])(side, y)
     return gemm_epilogue.matmul_gradient_op(a, b, side, body=close((a, b, side), (dx,)), **attrs)
 
 
@@ -208,27 +210,14 @@ def both_scale(a: Array, b: Array, bias: Array, part: int, activation: str, **fl
     return linear_scale(a, b, bias, activation if part else "", **flags)
 
 
-def slope_formula(
-    a: Array, b: Array, bias: Array, part: int, activation: str, **flags: Any
-) -> Array:
-    y = linear_formula(a, b, bias, "", **flags)
-    return FORMULAS[activation](y) if part else DACTS[f"{activation}_gradient"](y)
-
-
-def slope_scale(a: Array, b: Array, bias: Array, part: int, activation: str, **flags: Any) -> Array:
-    """The second derivative, by which the product's rounding counts, is below 1.2."""
-    made = slope_formula(a, b, bias, part, activation, **flags)
-    return 1.2 * (matmul_scale(a, b, **flags) + np.abs(bias)) + np.abs(made)
-
-
 def gradient_formula(a: Array, b: Array, side: Array, gradient: str, **flags: Any) -> Array:
-    slope = side if gradient == "mul" else DACTS[gradient](side)
+    coded = gradient == "mul_coded"
+    slope = (side.astype(np.float64) - 27) / 200 if coded else DACTS[gradient](side)
     return slope * matmul_reference(a, b, **flags)
 
 
 def gradient_scale(a: Array, b: Array, side: Array, gradient: str, **flags: Any) -> Array:
-    largest = np.maximum(1.2, np.abs(side)) if gradient == "mul" else 1.2
-    return largest * matmul_scale(a, b, **flags)
+    return 1.2 * matmul_scale(a, b, **flags)
 
 
 def sums_formula(a: Array, b: Array, part: int, of_A: bool, **flags: Any) -> Array:
@@ -317,9 +306,18 @@ def both() -> list[Case]:
 
 
 def slopes() -> list[Case]:
-    """The cases of `both` of activations whose gradients are of their input."""
+    """The cases of `both` of activations whose gradients are of their input; rounding moves some
+    codes of these by one, which test_narrow_gemm.py judges.
+    """
     names = ("silu", "gelu", "gelu_tanh")
-    return [one for one in both() if one.attrs["activation"] in names]
+    return [one for one in both() if one.attrs["activation"] in names and one.attrs["part"]]
+
+
+def coded(rows: int, inner: int, columns: int) -> Case:
+    """A product with coded derivatives; rows of 16 columns are stored by the rung hopper."""
+    domain = (signed, signed, classes(256, np.uint8))
+    shapes = (rows, inner), (inner, columns), (rows, columns)
+    return case(*shapes, domain=domain, trans_A=False, trans_B=False, gradient="mul_coded")
 
 
 def side_of(rows: int, columns: int) -> tuple:
@@ -363,8 +361,8 @@ FUSED = (
         scale=both_scale, ulps=4, differentiable=(), build=linear_both, roundings=2, fused=True,
     ),
     Sample(
-        "matmul_bias_slope", gemm_epilogue.matmul_bias_slope_op, slope_formula, tuple(slopes()),
-        scale=slope_scale, ulps=4, differentiable=(), build=linear_slope, roundings=2, fused=True,
+        "matmul_bias_slope", gemm_epilogue.matmul_bias_slope_op, both_formula, tuple(slopes()),
+        scale=both_scale, ulps=4, differentiable=(), build=linear_slope, roundings=2, fused=True,
     ),
     Sample(
         "matmul_map", gemm_epilogue.matmul_map_op,
@@ -380,7 +378,8 @@ FUSED = (
         "matmul_gradient", gemm_epilogue.matmul_gradient_op, gradient_formula,
         (
             *products(side_of, gradient="relu_gradient"),
-            *(one_product(side_of, gradient=name) for name in BY_SIDES),
+            *(one_product(side_of, gradient=name) for name in GRADIENTS),
+            *(coded(*sizes) for sizes in ((17, 31, 24), (131, 67, 144), (0, 3, 8), (3, 0, 8))),
         ),
         scale=gradient_scale, ulps=8, differentiable=(), specials=False, build=matmul_gradient,
     ),
