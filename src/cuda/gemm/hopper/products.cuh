@@ -268,8 +268,9 @@ template <class E>
 CUtensorMap MapOf(const char* op, const Operand& x, int box_rows, bool rounds = true) {
   constexpr int kTileK = 128 / sizeof(E);
   const int64_t inner = x.across ? x.rows : x.k, outer = x.across ? x.k : x.rows;
+  const bool asks_ahead = !x.across || x.pitch * sizeof(E) % 256 == 0;
   return BoxMap(op, kDtype<E>, x.data, inner, outer, x.pitch, x.batch, x.across ? kTileK : box_rows,
-                rounds);
+                rounds, asks_ahead);
 }
 
 // ---- launches ----
