@@ -599,7 +599,28 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
         if not served:
             self.skipTest("the GPU does not have the rung hopper")
 
-    def check_tf32(self, name: str, shape: tuple[int, int, int], flags: tuple) -> None:
+    def test_hopper_turns_what_lies_across(self) -> None:
+        """Both operands, as in the gradient of weights: tiles of C and of its transpose, as wide as
+        their number makes them, K in one piece and in many, with the sums of the smaller operand.
+        """
+        name, flags = "hopper 128x256 fitted", (True, False)
+        shapes = ((420, 36, 1500), (40, 600, 700), (784, 128, 40), (128, 132, 200), (4, 4, 1))
+        for m, n, k in sample.of(shapes, 4):
+            with self.subTest(shape=(m, n, k)):
+                try:
+                    self.check_tf32(name, (m, n, k), flags, (int(m < n),))
+                except DeviceError as error:
+                    self.skipTest(str(error))
+                operands = self.operands(m, n, k, flags)
+                first, again = (self.product(operands, flags, name, "tf32") for _ in range(2))
+                self.assertEqual(first.tobytes(), again.tobytes())
+        for shape, other in (((48, 32, 64), (False, True)), ((45, 32, 64), flags)):
+            with self.subTest(shape=shape), self.assertRaises((NotApplicableError, DeviceError)):
+                self.product(self.operands(*shape, other), other, name, "tf32")
+
+    def check_tf32(
+        self, name: str, shape: tuple[int, int, int], flags: tuple, sums_of_a: tuple = (1, 0)
+    ) -> None:
         m, n, k = shape
         number, tf32 = self.algorithms().index(name) + 1, PRECISIONS["tf32"]
         operands = self.operands(*shape, flags)
@@ -627,7 +648,8 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
             how = *flags, number, tf32, code
             launch("matmul_gradient", self.ctx, *given, array(side, self.ctx), *how, c)
             check(DACTS[function](side.astype(np.float64)) * exact, np.abs(exact))
-        for of_a, summed in ((1, a.T), (0, b)):
+        for of_a in sums_of_a:
+            summed = a.T if of_a else b
             sums = empty((summed.shape[1],), self.ctx)
             launch("matmul_sums", self.ctx, *given, *flags, number, tf32, of_a, c, sums)
             check(exact, np.zeros_like(exact))

@@ -94,7 +94,7 @@ template <size_t kAxes>
 CUtensorMap ArrayMap(const char* op, int dtype, const void* data,
                      const std::array<int64_t, kAxes>& extents,
                      const std::array<int64_t, kAxes - 1>& strides,
-                     const std::array<int, kAxes>& box, bool rounds) {
+                     const std::array<int, kAxes>& box, bool rounds, bool asks_ahead) {
   const Extents<kAxes> array(DtypeNbytes(dtype), extents, strides);
   cuuint32_t of_box[kAxes], steps[kAxes];
   for (size_t k = 0; k < kAxes; k++) of_box[k] = (cuuint32_t)box[k], steps[k] = 1;
@@ -102,13 +102,15 @@ CUtensorMap ArrayMap(const char* op, int dtype, const void* data,
   CheckMap(op, Encoder()(&map, TypeOf(dtype, rounds), kAxes, const_cast<void*>(data),
                          array.dimensions, array.nbytes, of_box, steps,
                          CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+                         asks_ahead ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+                                    : CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
   return map;
 }
 template CUtensorMap ArrayMap(const char*, int, const void*, const std::array<int64_t, 3>&,
-                              const std::array<int64_t, 2>&, const std::array<int, 3>&, bool);
+                              const std::array<int64_t, 2>&, const std::array<int, 3>&, bool, bool);
 template CUtensorMap ArrayMap(const char*, int, const void*, const std::array<int64_t, 4>&,
-                              const std::array<int64_t, 3>&, const std::array<int, 4>&, bool);
+                              const std::array<int64_t, 3>&, const std::array<int, 4>&, bool, bool);
 
 namespace {
 
@@ -150,10 +152,10 @@ CUtensorMap PixelMap(const char* op, int dtype, const void* data, const PixelMap
 }
 
 CUtensorMap BoxMap(const char* op, int dtype, const void* data, int64_t inner, int64_t outer,
-                   int64_t pitch, int64_t batch, int box_outer, bool rounds) {
+                   int64_t pitch, int64_t batch, int box_outer, bool rounds, bool asks_ahead) {
   const int in_row = 128 / (int)DtypeNbytes(dtype);
   return ArrayMap<3>(op, dtype, data, {inner, outer, batch}, {pitch, pitch * outer},
-                     {in_row, box_outer, 1}, rounds);
+                     {in_row, box_outer, 1}, rounds, asks_ahead);
 }
 
 CUtensorMap HeadMap(const char* op, int dtype, const void* data,

@@ -13,10 +13,12 @@ const char* WgmmaError(int device);
 
 // A map of an array (batch, outer, inner) of float32, bfloat16 or float16, its rows `pitch`
 // elements apart, in boxes of box_outer rows of 128 bytes, swizzled. What is outside of it reads as
-// zeros and is not written. Loads of float32 round to tf32 where `rounds`. No extent is 0; rows are
-// at multiples of 16 bytes.
+// zeros and is not written. Loads of float32 round to tf32 where `rounds`. Where it `asks_ahead`,
+// the L2 cache fetches 256 bytes at a time, which delays boxes that do not begin at such. No extent
+// is 0; rows are at multiples of 16 bytes.
 CUtensorMap BoxMap(const char* op, int dtype, const void* data, int64_t inner, int64_t outer,
-                   int64_t pitch, int64_t batch, int box_outer, bool rounds = true);
+                   int64_t pitch, int64_t batch, int box_outer, bool rounds = true,
+                   bool asks_ahead = true);
 
 // The same of an array of four axes, their extents given inner first, the strides of all but the
 // inner one in elements; a box has box_rows of the second axis, and one of the outer ones.
@@ -29,7 +31,7 @@ template <size_t kAxes>
 CUtensorMap ArrayMap(const char* op, int dtype, const void* data,
                      const std::array<int64_t, kAxes>& extents,
                      const std::array<int64_t, kAxes - 1>& strides,
-                     const std::array<int, kAxes>& box, bool rounds = true);
+                     const std::array<int, kAxes>& box, bool rounds = true, bool asks_ahead = true);
 
 // A map of a matrix (outer, inner) of float32, its rows `pitch` elements apart, in boxes that lie
 // in shared memory as they are: neither swizzled nor rounded.

@@ -57,6 +57,7 @@ class Correlation16 {
   using Layout = PixelLayout;
   static constexpr bool kAlongM = false, kAlongN = kAcross, kHasEpilogue = false;
   static constexpr hopper::ReadsA kReadsA = hopper::ReadsA::kShared;
+  static constexpr bool kTurnsB = false;
   static constexpr bool kSumsA = false;
   static constexpr bool kFloatResult = false;
   static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kNothing;
@@ -208,6 +209,7 @@ class HaloCorrelation16 {
   using Layout = Layout_;
   static constexpr bool kAlongM = false, kAlongN = false, kHasEpilogue = false;
   static constexpr hopper::ReadsA kReadsA = hopper::ReadsA::kShared;
+  static constexpr bool kTurnsB = false;
   static constexpr bool kSumsA = false, kFloatResult = false;
   static constexpr hopper::OfColumns kOfColumns = kOfColumns_;
   static constexpr int kProducers = 1;
@@ -260,6 +262,7 @@ class FilterGradient16 {
   using Layout = PixelLayout;
   static constexpr bool kAlongM = true, kAlongN = true, kHasEpilogue = false;
   static constexpr hopper::ReadsA kReadsA = hopper::ReadsA::kShared;
+  static constexpr bool kTurnsB = false;
   static constexpr bool kSumsA = false;
   static constexpr bool kFloatResult = true;
   static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kNothing;
@@ -315,6 +318,7 @@ class FilterGradient32 {
   using Layout = PixelLayout;
   static constexpr bool kAlongM = true, kAlongN = false, kHasEpilogue = false;
   static constexpr hopper::ReadsA kReadsA = hopper::ReadsA::kRegisters;
+  static constexpr bool kTurnsB = false;
   static constexpr bool kFloatResult = true;
   static constexpr hopper::OfColumns kOfColumns = hopper::OfColumns::kNothing;
   static constexpr bool kSumsA = false;

@@ -68,8 +68,8 @@ constexpr int kEightsAtOnce = T::kWarpgroupM == 1 || T::kTileN <= 64 ? 4 : 2;
 
 // Adds the products of `count` panels, first into zeros; fragments are read while those before are
 // multiplied. `sums`, `release` and `issued` are those of MultiplyPanels; where sums are wanted, A
-// is not rounded yet.
-template <class T, bool kAlongM, class Sums, class Release, class Issued>
+// is not rounded yet. With kTurnsB, stages have a second barrier: B lies along K.
+template <class T, bool kAlongM, bool kTurnsB, class Sums, class Release, class Issued>
 __device__ __forceinline__ void MultiplyFragments(float (&d)[T::kWarpgroupM][T::kBlocks][4],
                                                   Sums& sums, int count,
                                                   const unsigned char* shared, uint32_t full,
@@ -95,6 +95,7 @@ __device__ __forceinline__ void MultiplyFragments(float (&d)[T::kWarpgroupM][T::
         for (int e = 0; e < 4; e++) x[e] = __float_as_uint(RoundedToTf32(__uint_as_float(x[e])));
       }
     }
+    if (kTurnsB && kFirst == 0) WaitForPhase(full + (T::kTurnedAt + at.stage) * 8, at.parity);
     BeginProducts();
 #pragma unroll
     for (int q = 0; q < kEights; q++) {

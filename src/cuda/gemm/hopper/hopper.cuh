@@ -50,7 +50,7 @@ bool HopperHasFunction(const HopperGemm& gemm);
 // Estimated time in microseconds, on an H200, of one that can.
 double HopperEstimateUs(const HopperGemm& gemm);
 
-constexpr int kHopperTilings = 4;
+constexpr int kHopperTilings = 5;
 std::vector<std::string> HopperTilings();
 bool HopperFits(const HopperGemm& gemm, int tiling);
 

@@ -12,9 +12,9 @@
 //
 // Operands lie along K or, of 16 bits, along M or N. A of float32 may lie along M, and is read into
 // registers then (MultiplyFragments). B of float32 that lies along N takes the place of A, and
-// tiles are those of C's transpose. C is row-major and overlaps nothing but its side, each element
-// of which is read before that of C is stored. Large shapes are limited by the tensor cores' power,
-// K below about 1,000 by the stores of C.
+// tiles are those of C's transpose, or it is turned in shared memory (TurnPanels). C is row-major
+// and overlaps nothing but its side, each element of which is read before that of C is stored.
+// Large shapes are limited by the tensor cores' power, K below about 1,000 by the stores of C.
 #pragma once
 #include "cuda/gemm/fast_functions.cuh"
 #include "cuda/gemm/hopper/fragments.cuh"
@@ -32,13 +32,14 @@ namespace hopper {
 
 // A tile of 64 WarpgroupM or, where consumers cooperate, twice as many rows, and TileN columns.
 // What a consumer's epilogue reads and writes goes through StagingN columns of 16 bits in shared
-// memory, and there is room for as much of the auxiliary operand in AuxTiles places.
+// memory, and there is room for as much of the auxiliary operand in AuxTiles places. Tiles of a
+// fitted tiling have fewer columns where that makes their work alike.
 template <int WarpgroupM, int TileN, bool PingPong, int Cluster, int Stages, int StagingN,
-          int AuxTiles = 0>
+          int AuxTiles = 0, bool Fitted = false>
 struct Tiling {
   static constexpr int kWarpgroupM = WarpgroupM, kTileN = TileN, kCluster = Cluster;
   static constexpr int kStages = Stages, kStagingN = StagingN, kAuxTiles = AuxTiles;
-  static constexpr bool kPingPong = PingPong;
+  static constexpr bool kPingPong = PingPong, kFitted = Fitted;
   // The compiler would let one product wait for the next where those of ping-pong are many.
   static constexpr bool kMakesSums = !PingPong;
   static constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128;
@@ -70,12 +71,15 @@ struct Tiling {
   static constexpr int kSharedNbytes = kAlignment + kOnesAt + kOnesNbytes;
   static_assert(kSharedNbytes <= 226 << 10, "227 KB a block, and a few barriers");
   static_assert(!AuxTiles || PingPong, "consumers take auxiliary tiles in turn");
+  static_assert(!Fitted || (WarpgroupM == 1 && Cluster == 1), "quads follow each other by columns");
 
   // Barriers of the block: for each stage that it is full and that it is empty, for each buffer of
-  // a warp that it is full, and for each auxiliary tile that it is full, by consumer, and empty.
+  // a warp that it is full, for each auxiliary tile that it is full, by consumer, and empty, and
+  // for each stage that its panel of B is turned.
   static constexpr int kBoxBarriersAt = 2 * Stages;
   static constexpr int kAuxBarriersAt = kBoxBarriersAt + kWarps * kBuffers;
-  static constexpr int kBarriers = kAuxBarriersAt + (kConsumers + 1) * AuxTiles;
+  static constexpr int kTurnedAt = kAuxBarriersAt + (kConsumers + 1) * AuxTiles;
+  static constexpr int kBarriers = kTurnedAt + Stages;
 };
 
 // The same with 128 columns of auxiliary tiles in the place of stages.
@@ -102,6 +106,7 @@ struct Params {
   int k_panels;                    // panels along K
   int row_tiles, col_tiles, band;  // row tiles count clusters; a band of them shares columns in L2
   Divisor by_tiles, by_tiles_of_band, by_band, by_last_band;  // tiles of a batch; rows of a band
+  int step;                                                   // columns from one tile to the next
   // The first tiles, one behind the other along K, are cut into as many equal shares as there are
   // workers: so many of the clusters. Where a worker begins repeats every so many tiles, by groups.
   int split_tiles, workers, groups;
@@ -201,7 +206,15 @@ __device__ __forceinline__ TileOrigin OriginOf(const Params& params, int tile, u
   const bool is_last = (band + 1) * params.band >= params.row_tiles;
   const Divisor by_rows = is_last ? params.by_last_band : params.by_band;
   const int col = in_band / by_rows, row = in_band - col * (int)by_rows.value;
-  return {((band * params.band + row) * T::kCluster + (int)rank) * T::kTileM, col * T::kTileN, z};
+  return {((band * params.band + row) * T::kCluster + (int)rank) * T::kTileM, col * params.step, z};
+}
+
+// Columns of a tile: the last one has what is left.
+template <class T>
+__device__ __forceinline__ int WidthOf(const Params& params, const TileOrigin& origin,
+                                       bool of_columns) {
+  const int left = (of_columns ? params.m : params.n) - origin.col;
+  return left <= T::kTileN ? left : params.step;
 }
 
 // ---- the producer ----
@@ -267,14 +280,23 @@ class Matrices {
   static constexpr bool kAlongM = kAlongM_, kAlongN = kAlongN_, kHasEpilogue = true;
   static constexpr ReadsA kReadsA = kReadsA_;
   static constexpr bool kSumsA = kAlongM_;  // where asked to
+  static constexpr bool kTurnsB = sizeof(E) == 4 && kAlongN_;
   static constexpr OfColumns kOfColumns = OfColumns::kNothing;
   static constexpr bool kFloatResult = sizeof(E) == 4;
   static constexpr int kProducers = 1;
 
   // `first` of a tile's rows of B are copied by another block.
-  __device__ __forceinline__ Matrices(const Params&, const Layout&, const TileOrigin& origin,
+  __device__ __forceinline__ Matrices(const Params& params, const Layout&, const TileOrigin& origin,
                                       int first)
-      : origin_(origin), col_(origin.col + first) {}
+      : origin_(origin),
+        col_(origin.col + first),
+        width_(WidthOf<T>(params, origin, kTransposed<Matrices>)) {}
+
+  // What a panel of a fitted tile brings to a stage.
+  __device__ __forceinline__ uint32_t Nbytes() const {
+    constexpr int kOfBox = 128 / (int)sizeof(E);
+    return T::kPanelA + (width_ + kOfBox - 1) / kOfBox * kOfBox * T::kRowNbytes;
+  }
 
   // Copies a panel to `a` and `b`, or to one of them.
   template <bool kOfA, bool kOfB>
@@ -287,6 +309,11 @@ class Matrices {
       LoadPanel<E, kAlongN, (T::kCluster > 1), T::kTileN / T::kCluster>(to, map_b, barrier, col_, k,
                                                                         of);
     };
+    if constexpr (T::kFitted) {
+      for (int first = 0; first < width_; first += kTileK)
+        LoadBox<false>(b + first * T::kRowNbytes, map_b, barrier, col_ + first, k, z);
+      return;
+    }
     if (kOfB) load_b(b, z);
     if (kOfB && T::kBothParts) load_b(b + T::kPanelB / 2, z + 1);
   }
@@ -303,7 +330,7 @@ class Matrices {
 
  private:
   const TileOrigin& origin_;
-  const int col_;
+  const int col_, width_;
 };
 
 template <class T, class Source, bool kOfA, bool kOfB>
@@ -322,9 +349,69 @@ __device__ __forceinline__ void Produce(const CUtensorMap* map_a, const CUtensor
     for (int panel = segment.begin; panel < segment.end; panel++, at.Advance()) {
       const uint32_t a = memory + at.stage * T::kStageNbytes, barrier = full + at.stage * 8;
       WaitForPhase(empty + at.stage * 8, at.parity ^ 1);
-      if (kOfA) ArriveExpecting(barrier, T::kCopiedNbytes);
+      if constexpr (T::kFitted)
+        ArriveExpecting(barrier, source.Nbytes());
+      else if (kOfA)
+        ArriveExpecting(barrier, T::kCopiedNbytes);
       source.template Load<kOfA, kOfB>(map_a, map_b, panel, a,
                                        a + T::kPanelA + first * T::kRowNbytes, barrier);
+    }
+  }
+}
+
+// ---- panels of float32 across ----
+// wgmma reads B of tf32 along K alone. Where B lies along N, the producer's other warps turn its
+// boxes, each to where it was.
+
+constexpr int kTurningWarps = 3;
+
+// Transposes a box of 32 rows of 128 bytes, swizzled before and after, as a warp. A lane takes four
+// rows by four columns at a time, such that those of a quarter of the warp lie in banks of their
+// own both ways.
+__device__ __forceinline__ void TurnBox(unsigned char* box) {
+  const int lane = threadIdx.x % 32, row4 = lane % 8;
+  const int first = (row4 / 2 + lane / 8) % 4;  // of its columns, by fours
+  float4 v[2][4];
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int col4 = first + half * 4;
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+      v[half][e] = *(const float4*)(box + (row4 * 4 + e) * 128 + (col4 ^ (row4 % 2 * 4 + e)) * 16);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const float4(&x)[4] = v[half];
+    const int col4 = first + half * 4;
+    const auto write = [&](int e, float a, float b, float c, float d) {
+      *(float4*)(box + (col4 * 4 + e) * 128 + (row4 ^ (col4 % 2 * 4 + e)) * 16) =
+          make_float4(a, b, c, d);
+    };
+    write(0, x[0].x, x[1].x, x[2].x, x[3].x);
+    write(1, x[0].y, x[1].y, x[2].y, x[3].y);
+    write(2, x[0].z, x[1].z, x[2].z, x[3].z);
+    write(3, x[0].w, x[1].w, x[2].w, x[3].w);
+  }
+}
+
+// Turns the panels of B of all tiles, as one of the warps that do.
+template <class T, class Source>
+__device__ __forceinline__ void TurnPanels(const Params& params, unsigned char* shared,
+                                           uint32_t full, uint32_t turned, int warp) {
+  constexpr int kOfBox = 32;
+  RingPosition<T::kStages> at;
+  Segments<T> segments(params);
+  for (Segment segment; segments.Next(segment);) {
+    const TileOrigin origin = OriginOf<T>(params, segment.tile, 0);
+    const int width = WidthOf<T>(params, origin, kTransposed<Source>);
+    for (int panel = segment.begin; panel < segment.end; panel++, at.Advance()) {
+      unsigned char* const b = shared + at.stage * T::kStageNbytes + T::kPanelA;
+      WaitForPhase(full + at.stage * 8, at.parity);
+      for (int col = warp * kOfBox; col < width; col += kTurningWarps * kOfBox)
+        TurnBox(b + col * T::kRowNbytes);
+      LetBulkFollow();  // wgmma reads by way of the same proxy
+      Arrive(turned + at.stage * 8);
     }
   }
 }
@@ -417,7 +504,7 @@ class RowSums {
   __device__ __forceinline__ void Begin(const Segment& segment, int col) {
     if (!kMade) return;
     const int tiles = params_.col_tiles;
-    col_tile_ = col / T::kTileN;
+    col_tile_ = col / params_.step;
     wait_ = params_.sums ? (col_tile_ - segment.begin % tiles + tiles) % tiles : INT32_MAX;
 #pragma unroll
     for (int q = 0; q < 4 * T::kWarpgroupM; q++) d_[q / 4][0][q % 4] = 0.f;
@@ -1339,14 +1426,22 @@ __device__ __forceinline__ unsigned* ArrivalsOf(const Params& params, const Segm
   return params.arrivals + (segment.tile * T::kCluster + (int)rank) * T::kParts + part;
 }
 
+// The quads of a thread that hold columns of a tile.
+template <class T>
+__device__ __forceinline__ int QuadsOf(int width) {
+  return T::kFitted ? (width + 7) / 8 : T::kQuads;
+}
+
 template <class T>
 __device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Params& params,
-                                             const Segment& segment, uint32_t rank, int part,
-                                             int consumer) {
+                                             const Segment& segment, int width, uint32_t rank,
+                                             int part, int consumer) {
   const int thread = threadIdx.x % 128;
   float4* to = PartialOf<T>(params, segment.slot, rank, part) + thread;
+  const int quads = QuadsOf<T>(width);
 #pragma unroll
   for (int q = 0; q < T::kQuads; q++) {
+    if (q >= quads) break;
     const float (&x)[4] = d[q / T::kBlocks][q % T::kBlocks];
     to[q * 128] = make_float4(x[0], x[1], x[2], x[3]);
   }
@@ -1421,7 +1516,9 @@ template <class E, class T, class Source>
 __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& segment,
                                            const TileOrigin& origin, uint32_t rank, int part,
                                            int consumer) {
-  constexpr int kBatch = 4, kItems = T::kQuads * 128, kMostLanes = 8;
+  constexpr int kBatch = 4, kMostLanes = 8;
+  const int width = WidthOf<T>(params, origin, kTransposed<Source>);
+  const int items = QuadsOf<T>(width) * 128;
   const int thread = threadIdx.x % 128;
   const unsigned* arrivals = ArrivalsOf<T>(params, segment, rank, part);
   if (segment.splits > 1)
@@ -1431,9 +1528,12 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
   // Under ping-pong both consumers make slices, of whole tiles the one that has multiplied it.
   const int in_split = T::kPingPong && segment.splits > 1 ? T::kConsumers : 1;
   const int slice = segment.split * in_split + (in_split > 1 ? consumer : 0);
-  const int begin = kItems * slice / (segment.splits * in_split);
-  const int end = kItems * (slice + 1) / (segment.splits * in_split);
+  const int begin = items * slice / (segment.splits * in_split);
+  const int end = items * (slice + 1) / (segment.splits * in_split);
   const float4* const parts = PartialOf<T>(params, segment.slot - segment.split, rank, part);
+  // Where its elements of C end.
+  const int rows = kTransposed<Source> ? origin.col + width : params.m;
+  const int cols = kTransposed<Source> ? params.n : origin.col + width;
   // Adjacent lanes share the splits of a quad where the slice has few.
   int lanes = 1;
   while (lanes < kMostLanes && 2 * lanes * (end - begin) <= 128) lanes *= 2;
@@ -1462,8 +1562,8 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
       for (int half = 0; half < 2; half++) {
         const auto [row, col] =
             PlaceOfPair<Source>(origin, item % 128, q / T::kBlocks, q % T::kBlocks, half);
-        const int valid = params.n - col;
-        if (valid <= 0 || row >= params.m) continue;
+        const int valid = cols - col;
+        if (valid <= 0 || row >= rows) continue;
         const int64_t at = ((int64_t)origin.z * params.m + row) * params.n + col;
         const float left = kTransposed<Source> ? sum.y : sum.z;
         const float right = kTransposed<Source> ? sum.z : sum.y;
@@ -1517,6 +1617,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
                                         const Params& params, const typename Source::Layout& layout,
                                         unsigned char* shared, uint32_t full, uint32_t empty) {
   using R = std::conditional_t<Source::kFloatResult, float, E>;  // of C
+  constexpr bool kInBoxes = !T::kFitted;
   const int consumer = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int part = T::kPingPong ? 0 : consumer, first_row = part * T::kRows;  // of a tile
   const uint32_t rank = ClusterRankOf<T>(), memory = SharedAddress(shared);
@@ -1543,7 +1644,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     segment = next;
     more = segments.Next(next);
     const int count = segment.end - segment.begin;
-    const bool in_boxes = IsInBoxes(params, segment);
+    const bool in_boxes = kInBoxes && IsInBoxes(params, segment);
     if (T::kPingPong && turn % 2 != consumer) {
       at.Advance(count);
       if (in_boxes) boxes.Skip();
@@ -1563,8 +1664,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
     if constexpr (kExact)
       MultiplyFragmentsExactly<T, Source::kAlongM>(d, count, shared, full, first_row, at, release);
     else if constexpr (Source::kReadsA != ReadsA::kShared)
-      MultiplyFragments<T, Source::kAlongM>(d, sums, count, shared, full, first_row, at, release,
-                                            issued);
+      MultiplyFragments<T, Source::kAlongM, Source::kTurnsB>(d, sums, count, shared, full,
+                                                             first_row, at, release, issued);
     else if constexpr (T::kHasHalo)
       MultiplyShifted<E, T>(d, memory, full, at, release, issued);
     else
@@ -1575,10 +1676,11 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
       if (segment.splits > 1) AddPartials<T>(d, params, segment, rank, part, consumer);
       if constexpr (Source::kOfColumns == OfColumns::kMapped)
         Source::Map(d, params, layout, origin);
-      StoreTile<R, T, Source>(d, bias, boxes, params, map_c, map_other);
+      if constexpr (kInBoxes) StoreTile<R, T, Source>(d, bias, boxes, params, map_c, map_other);
       continue;
     }
-    WritePartial<T>(d, params, segment, rank, part, consumer);
+    const int width = WidthOf<T>(params, origin, kTransposed<Source>);
+    WritePartial<T>(d, params, segment, width, rank, part, consumer);
     if (segment.splits == 1)
       StoreSlice<R, T, Source>(params, segment, origin, rank, part, consumer);
   }
@@ -1606,7 +1708,8 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
       InitBarrier(full + stage * 8, 1);
       InitBarrier(empty + stage * 8, (T::kPingPong ? 1 : T::kConsumers) * T::kCluster);
     }
-    for (int k = T::kBoxBarriersAt; k < T::kBarriers; k++) InitBarrier(full + k * 8, 1);
+    for (int k = T::kBoxBarriersAt; k < T::kBarriers; k++)
+      InitBarrier(full + k * 8, Source::kTurnsB && k >= T::kTurnedAt ? kTurningWarps * 32 : 1);
     PublishBarriers();
   }
   if constexpr (RowSums<E, T, Source>::kByProducts) {
@@ -1620,7 +1723,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
     __syncthreads();
   GridDependencySynchronize();
   if (threadIdx.x / 128 == T::kConsumers) {
-    ReduceRegisters<40>();
+    ReduceRegisters<Source::kTurnsB ? 72 : 40>();
     const auto produce = [&](auto of_a, auto of_b) {
       Produce<T, Source, decltype(of_a)::value, decltype(of_b)::value>(
           &map_a, &map_b, params, layout, SharedAddress(shared), full, empty);
@@ -1632,12 +1735,14 @@ __global__ __launch_bounds__(T::kThreads, 1) void GemmKernel(
       if (warp == 0 && lane == 0) produce(std::true_type(), std::false_type());
       if (warp == 1 && lane == 0) produce(std::false_type(), std::true_type());
     }
+    if constexpr (Source::kTurnsB)
+      if (warp > 0) TurnPanels<T, Source>(params, shared, full, full + T::kTurnedAt * 8, warp - 1);
     if constexpr (Source::kOfColumns == OfColumns::kGradientSums)
       if (warp == 2 && lane == 0)
         ProduceAux<E, T>(params, layout, SharedAddress(shared) + T::kAuxAt,
                          full + T::kAuxBarriersAt * 8);
   } else {
-    RaiseRegisters<232>();
+    RaiseRegisters<Source::kTurnsB ? 216 : 232>();
     Consume<E, T, Source, kExact>(&map_c, &map_other, params, layout, shared, full, empty);
   }
   TriggerProgrammaticLaunch();

@@ -24,6 +24,17 @@ bool IsSimple(const HopperGemm& gemm) {
   return gemm.activation <= ActivationCode::kRelu && HasSimpleGradient(gemm);
 }
 
+// Of the copies that a tiling needs of the operands.
+double PackUs(const HopperGemm& gemm, int tiling) {
+  const auto pack_us = [&](bool packs, int64_t rows, bool splits) {
+    const double nbytes = (double)rows * gemm.k * gemm.batch * DtypeNbytes(gemm.dtype);
+    return packs ? kPackUs + nbytes * (splits ? 3 : 2) / kPackNbytesUs : 0.;
+  };
+  const Roles roles = RolesOf(gemm, tiling);
+  return pack_us(roles.packs_a, gemm.m, gemm.split && roles.b_across) +
+         pack_us(roles.packs_b, gemm.n, gemm.split && !roles.b_across);
+}
+
 Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
   const TilingCost& cost = kCosts[index];
   const bool plain = !gemm.bias && !gemm.activation && !gemm.gradient;
@@ -34,11 +45,14 @@ Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
   const double panel_us = ReadsAcross(gemm) ? cost.across_us : cost.panel_us * (gemm.split ? 3 : 1);
   const TileTime time{cost.tile_m, cost.tile_n,  cost.cluster, index == kPingPong,
                       panel_us,    cost.tile_us, epilogue_us};
-  const bool of_columns = gemm.dtype == DL_FLOAT32 && RolesOf(gemm).b_across;
+  const bool of_columns = IsOfColumns(gemm, index);
   const int64_t rows = of_columns ? gemm.n : gemm.m, cols = of_columns ? gemm.m : gemm.n;
   const double nbytes =
       (double)(gemm.m + gemm.n) * (double)(gemm.k * gemm.batch) * (double)DtypeNbytes(gemm.dtype);
-  return Estimated(time, {rows, cols, PanelsOf(gemm), gemm.batch, nbytes}, multiprocessors, index);
+  Config config =
+      Estimated(time, {rows, cols, PanelsOf(gemm), gemm.batch, nbytes}, multiprocessors, index);
+  config.us += PackUs(gemm, index);
+  return config;
 }
 
 // True where the tiling has room in shared memory for the side of a tile, which float32 needs not.
@@ -64,6 +78,12 @@ bool MakesSums(int tiling, std::index_sequence<k...>) {
 bool HasKernel(const HopperGemm& gemm, int tiling) {
   constexpr std::make_index_sequence<kHopperTilings> kAll;
   const bool narrow = gemm.dtype != DL_FLOAT32;
+  if (tiling == kFitted) {
+    const Roles roles = RolesOf(gemm, kFitted);
+    const bool sums_of_turned =
+        HopperMakesSums(gemm) && gemm.sums_of_a == IsOfColumns(gemm, kFitted);
+    return !narrow && !gemm.split && roles.a_across && roles.b_across && !sums_of_turned;
+  }
   if (narrow && HopperMakesSums(gemm) && !MakesSums(tiling, kAll)) return false;
   if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
   if ((gemm.slope || gemm.coded) && !HasRoomForCodes(tiling, kAll)) return false;
@@ -105,16 +125,7 @@ void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int 
   RunOf<float16>(op, gemm, stream, tiling);
 }
 
-double HopperEstimateUs(const HopperGemm& gemm) {
-  const auto pack_us = [&](bool packs, int64_t rows, bool splits) {
-    const double nbytes = (double)rows * gemm.k * gemm.batch * DtypeNbytes(gemm.dtype);
-    return packs ? kPackUs + nbytes * (splits ? 3 : 2) / kPackNbytesUs : 0.;
-  };
-  const Roles roles = RolesOf(gemm);
-  return kLaunchUs + BestConfig(gemm, -1).us +
-         pack_us(roles.packs_a, gemm.m, gemm.split && roles.b_across) +
-         pack_us(roles.packs_b, gemm.n, gemm.split && !roles.b_across);
-}
+double HopperEstimateUs(const HopperGemm& gemm) { return kLaunchUs + BestConfig(gemm, -1).us; }
 
 bool HopperMakesSums(const HopperGemm& gemm) {
   const bool summed =

@@ -93,6 +93,17 @@ struct Maps {
   CUtensorMap a, b, c, other;  // those of C, and of its side or C before its activation, of 16 rows
 };
 
+// Columns from one tile to the next. The tiles of a fitted tiling are about as wide as each other,
+// in whole boxes of 128 bytes; the last one has the rest.
+template <class E, class T>
+int StepOf(int cols, int tiles) {
+  constexpr int kOfBox = 128 / (int)sizeof(E);
+  if (!T::kFitted || tiles == 1) return T::kTileN;
+  const int even = (cols / tiles + kOfBox / 2) / kOfBox * kOfBox;
+  const int least = CeilDiv32(cols - T::kTileN, (tiles - 1) * kOfBox) * kOfBox;
+  return std::min(T::kTileN, std::max(least, even));
+}
+
 // Launches a GEMM of `params`, of which this fills in how tiles are distributed.
 template <class E, class T, class Source, bool kExact>
 void LaunchTiles(const char* op, DLContext ctx, const Config& config, const Maps& maps,
@@ -102,6 +113,7 @@ void LaunchTiles(const char* op, DLContext ctx, const Config& config, const Maps
   const int rows = kTurned ? params.n : params.m, cols = kTurned ? params.m : params.n;
   params.row_tiles = (int)CeilDiv(CeilDiv(rows, T::kTileM), T::kCluster);
   params.col_tiles = (int)CeilDiv(cols, T::kTileN);
+  params.step = StepOf<E, T>(cols, params.col_tiles);
   params.band = kBand / T::kCluster;
   params.by_tiles = Divisor((int64_t)params.row_tiles * params.col_tiles);
   params.by_tiles_of_band = Divisor((int64_t)params.band * params.col_tiles);

@@ -16,7 +16,8 @@ namespace hopper {
 // ---- tilings ----
 
 using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
-                           Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64>>;
+                           Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64>,
+                           Tiling<1, 256, false, 1, 4, 64, 0, true>>;
 static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
 
 // What a tiling has kernels for, and its times on an H200: of a panel (128 bytes of K), of what a
@@ -29,11 +30,15 @@ struct TilingCost {
   double across_us;   // of a panel of float32 that is read into registers; 0 where it has no kernel
 };
 constexpr int kPingPong = 1;
+// Of float32 that lies across in both operands, as in the gradient of weights: 128 rows of the one
+// with fewer, by as many of the other as make tiles alike.
+constexpr int kFitted = 4;
 constexpr TilingCost kCosts[kHopperTilings] = {
     {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 4, false, true, 0.69},
     {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 8, false, true, 0},
     {"128x128", 128, 128, 1, 0.37, 1.6, 0.4, 1.6, true, false, 0.42},
-    {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true, 0.25}};
+    {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true, 0.25},
+    {"128x256 fitted", 128, 256, 1, 0, 1.6, 1, 1.6, false, false, 1.15}};
 
 inline bool IsAligned(const HopperGemm& gemm) {
   return gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.before) && Aligned16(gemm.bias) &&
@@ -169,14 +174,17 @@ struct Roles {
 // TMA reads rows at multiples of 16 bytes. Of float32, one operand may lie across, which is read
 // into registers: where both do, the smaller one is packed. So is one that is smaller than C where
 // the epilogue reads a side, which TMA can copy then. At 3xtf32 what is not read into registers is
-// packed in both parts, and A that is read into them lies along K.
-inline Roles RolesOf(const HopperGemm& gemm) {
+// packed in both parts, and A that is read into them lies along K. The fitted tiling turns in
+// shared memory what others pack.
+inline Roles RolesOf(const HopperGemm& gemm, int tiling = -1) {
   const auto readable = [&](const void* data, int64_t inner) {
     return Aligned16(data) && inner * DtypeNbytes(gemm.dtype) % 16 == 0;
   };
   bool packs_a = !readable(gemm.a, gemm.trans_a ? gemm.m : gemm.k);
   bool packs_b = !readable(gemm.b, gemm.trans_b ? gemm.k : gemm.n);
   const bool a_across = gemm.trans_a, b_across = !gemm.trans_b;
+  if (tiling == kFitted && a_across && b_across && !packs_a && !packs_b)
+    return {false, false, true, true};
   if (gemm.split) {
     const bool reads_b = b_across && !packs_b;
     return {packs_a || a_across || reads_b, !reads_b, false, reads_b};
@@ -195,10 +203,16 @@ inline bool ReadsAcross(const HopperGemm& gemm) {
   return gemm.dtype == DL_FLOAT32 && !gemm.split && (roles.a_across || roles.b_across);
 }
 
+// True where tiles are those of C's transpose.
+inline bool IsOfColumns(const HopperGemm& gemm, int tiling) {
+  if (tiling == kFitted) return gemm.n <= gemm.m;
+  return gemm.dtype == DL_FLOAT32 && RolesOf(gemm).b_across;
+}
+
 // True where the product sums an operand in its kernel: of 16 bits an A that lies along M, of
 // float32 what is read into registers.
-inline bool SumsAsItMultiplies(const HopperGemm& gemm) {
-  const Roles roles = RolesOf(gemm);
+inline bool SumsAsItMultiplies(const HopperGemm& gemm, int tiling) {
+  const Roles roles = RolesOf(gemm, tiling);
   const bool either = gemm.dtype == DL_FLOAT32 && !gemm.sums_of_a && roles.b_across;
   return HopperMakesSums(gemm) && ((gemm.sums_of_a && roles.a_across) || either);
 }
@@ -269,8 +283,9 @@ template <class E>
 CUtensorMap MapOf(const char* op, const Operand& x, int box_rows, bool rounds = true) {
   constexpr int kTileK = 128 / sizeof(E);
   const int64_t inner = x.across ? x.rows : x.k, outer = x.across ? x.k : x.rows;
+  const bool asks_ahead = !x.across || x.pitch * sizeof(E) % 256 == 0;
   return BoxMap(op, kDtype<E>, x.data, inner, outer, x.pitch, x.batch, x.across ? kTileK : box_rows,
-                rounds);
+                rounds, asks_ahead);
 }
 
 // ---- launches ----
@@ -293,11 +308,11 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
   params.activation = gemm.activation, params.gradient = gemm.gradient;
   params.gate =
       gemm.activation == 4 || gemm.gradient == 2 ? fast::Gate::Silu() : fast::Gate::GeluTanh();
-  params.aligned = IsAligned(gemm), params.in_boxes = IsInBoxes(gemm);
+  params.aligned = IsAligned(gemm), params.in_boxes = !T::kFitted && IsInBoxes(gemm);
   std::optional<Scratch> parts;  // of the sums of A
   const int64_t cols = kTransposed<Source> ? gemm.m : gemm.n;
   const int64_t count = CeilDiv(cols, T::kTileN) * MostSplits(config, PanelsOf(gemm));
-  const bool sums = RowSums<E, T, Source>::kMade && SumsAsItMultiplies(gemm);
+  const bool sums = RowSums<E, T, Source>::kMade && SumsAsItMultiplies(gemm, config.index);
   if (sums) {
     parts.emplace(gemm.ctx, count * a.rows * (int64_t)sizeof(float), stream);
     params.sums = parts->floats(), params.sum_parts = MostSplits(config, PanelsOf(gemm));
@@ -323,7 +338,12 @@ void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, cons
   constexpr TilingCost kCost = kCosts[kTiling];
   if (config.index != kTiling) return;
   using AlongK = Matrices<E, T, false, false>;
-  if constexpr (sizeof(E) == 4) {
+  if constexpr (kTiling == kFitted && sizeof(E) == 4) {
+    using OfRows = Matrices<E, T, true, true, ReadsA::kRegisters>;
+    using OfColumns = Matrices<E, T, true, true, ReadsA::kRegistersOfColumns>;
+    IsOfColumns(gemm, kFitted) ? LaunchGemm<E, T, OfColumns>(op, gemm, b, a, config, stream)
+                               : LaunchGemm<E, T, OfRows>(op, gemm, a, b, config, stream);
+  } else if constexpr (sizeof(E) == 4) {
     if constexpr (kCost.exact) {
       using Both = WithBothParts<T>;
       using ExactA = Matrices<E, Both, false, false, ReadsA::kRegisters>;
@@ -359,13 +379,15 @@ void LaunchBest(const char* op, const HopperGemm& gemm, const Operand& a, const 
 // Runs a GEMM of E; `tiling` as RunHopperGemm has it.
 template <class E>
 void RunOf(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
-  float* const sums = HopperMakesSums(gemm) && !SumsAsItMultiplies(gemm) ? gemm.sums : nullptr;
-  const Roles roles = RolesOf(gemm);
+  const Config config = BestConfig(gemm, tiling);
+  const bool sums_packed = HopperMakesSums(gemm) && !SumsAsItMultiplies(gemm, config.index);
+  float* const sums = sums_packed ? gemm.sums : nullptr;
+  const Roles roles = RolesOf(gemm, config.index);
   const OperandOf<E> a(op, gemm, gemm.a, gemm.m, gemm.trans_a, roles.packs_a,
                        gemm.split && roles.b_across, gemm.sums_of_a ? sums : nullptr, stream);
   const OperandOf<E> b(op, gemm, gemm.b, gemm.n, !gemm.trans_b, roles.packs_b,
                        gemm.split && !roles.b_across, gemm.sums_of_a ? nullptr : sums, stream);
-  LaunchBest<E>(op, gemm, a.get(), b.get(), BestConfig(gemm, tiling), stream,
+  LaunchBest<E>(op, gemm, a.get(), b.get(), config, stream,
                 std::make_index_sequence<kHopperTilings>());
 }
 
