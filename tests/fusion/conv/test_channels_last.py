@@ -212,8 +212,8 @@ class Convolutions(unittest.TestCase):
                         of_others = name.startswith(("implicit mma ", "implicit halo"))
                         self.assertTrue(of_others or name.startswith("implicit gemm"))
                         of_pointwise = sizes[-1] == 1 and not attrs
-                        exact = name.endswith(" 128x128")  # for products of 3xtf32
-                        self.assertTrue(of_others or not of_pointwise or exact)
+                        of_float32 = name.endswith((" 128x128", " fitted"))
+                        self.assertTrue(of_others or not of_pointwise or of_float32)
 
     def test_images_that_are_read_once_for_all_kernel_offsets(self) -> None:
         number = load().algorithms("cuda", KERNELS[0]).index("implicit halo") + 1
