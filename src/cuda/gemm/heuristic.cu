@@ -193,6 +193,7 @@ constexpr double kCublasFewNumel = 1e6;
 constexpr double kCublasNbytesUs = 3.3e6;
 constexpr double kCublasVectorUs = 2.5, kCublasVectorNbytesUs = 4e6;  // of one row or column
 constexpr double kCublasSplitUs = 4, kCublasSplitUsOf16 = 8, kCublasSplitNumel = 128 * 128;
+constexpr double kCublasSplitUsOfNarrow = 6.5;
 constexpr double kEpilogueNbytesUs = 3e6;
 constexpr double kWidenNbytesUs = 3e6;  // of copies in float32, bytes a us
 
@@ -263,7 +264,7 @@ double CublasUs(const Gemm& p) {
   double us = cost.us + std::max(2. * p.m * p.n * p.k / rate, nbytes / kCublasNbytesUs);
   if (least <= 1) us = kCublasVectorUs + nbytes / kCublasVectorNbytesUs;
   if (p.k >= kDeepK && (double)p.m * p.n <= kCublasSplitNumel)
-    us += least <= 16 ? kCublasSplitUsOf16 : kCublasSplitUs;
+    us += least <= 16 ? kCublasSplitUsOf16 : p.IsNarrow() ? kCublasSplitUsOfNarrow : kCublasSplitUs;
   if (!p.epilogue.Empty()) {
     // One kernel over C; of 16 bits it goes over C in float32, which another one then rounds.
     const double nbytes = (p.IsNarrow() ? 14. : 8.) + (p.epilogue.side ? 4 : 0);
