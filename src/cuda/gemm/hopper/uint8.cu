@@ -1,5 +1,5 @@
 // GEMM of bytes by wgmma at tf32: C = activation(scale A Bᵀ + bias), A (m, k) uint8 as a batch of
-// images is, B (n, k) float32. A block of four warpgroups has 64 x 32 of C and all of K in shared
+// images is, B (n, k) float32. A block of two warpgroups has 64 x 32 of C and all of K in shared
 // memory: it asks for everything at once, and multiplies each panel of B when it is there. TMA
 // rounds B to tf32, which holds bytes exactly; a warp takes A from shared memory as fragments in
 // registers. The warpgroups take panels in turn and add up in the end, in their order.
@@ -18,13 +18,13 @@ namespace cuda {
 namespace hopper {
 namespace {
 
-constexpr int kTileM = 64, kTileN = 32, kGroups = 4, kU8Threads = kGroups * 128;
+constexpr int kTileM = 64, kTileN = 32, kGroups = 2, kU8Threads = kGroups * 128;
 constexpr int kPanelK = 32, kPanelNbytes = kTileN * kPanelK * 4, kBlocks = kTileN / 8;
 constexpr int kMaxK = 1024, kMaxPanels = kMaxK / kPanelK;
 constexpr int kAlignment = 1024;                                        // of the swizzle
 constexpr int kWarps = kU8Threads / 32, kRowsOfWarp = kTileM / kWarps;  // of A, that a warp copies
 constexpr int kSumsNbytes = kGroups * kTileM * kTileN * 4;
-static_assert(kBlocks == kGroups, "a warpgroup stores eight columns");
+constexpr int kOwn = kBlocks / kGroups;  // eights of columns that a warpgroup stores
 
 struct U8Product {
   const uint8_t* a;
@@ -97,12 +97,14 @@ __global__ __launch_bounds__(kU8Threads, 1) void U8Kernel(const __grid_constant_
   __syncwarp();
   if (!p.a_ready) load_rows();
   const int group = warp / 4, t = lane % 4, row = warp % 4 * 16 + lane / 4;
-  const int col = col0 + group * 8 + 2 * t;  // of the two that this thread stores
+  const int col = col0 + group * 8 * kOwn + 2 * t;  // the first that this thread stores
   const float scale = *p.scale;
-  float bias[2] = {};
+  float bias[kOwn][2] = {};
 #pragma unroll
-  for (int e = 0; e < 2; e++)
-    if (p.bias && col < p.n) bias[e] = p.bias[col + e];
+  for (int j = 0; j < kOwn; j++)
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+      if (p.bias && col + 8 * j < p.n) bias[j][e] = p.bias[col + 8 * j + e];
   WaitForPhase(of_rows, 0);
   float d[kBlocks][4];
   uint32_t even[kPanelK / 8][4], odd[kPanelK / 8][4];
@@ -139,20 +141,23 @@ __global__ __launch_bounds__(kU8Threads, 1) void U8Kernel(const __grid_constant_
   for (int j = 0; j < kBlocks; j++)
     left[(group * kBlocks + j) * 128] = make_float4(d[j][0], d[j][1], d[j][2], d[j][3]);
   __syncthreads();
-  float x[4] = {};
 #pragma unroll
-  for (int g = 0; g < kGroups; g++) {
-    const float4 v = left[(g * kBlocks + group) * 128];
-    x[0] += v.x, x[1] += v.y, x[2] += v.z, x[3] += v.w;
-  }
+  for (int j = 0; j < kOwn; j++) {
+    float x[4] = {};
 #pragma unroll
-  for (int e = 0; e < 4; e++) x[e] = scale * x[e] + bias[e % 2];
-  ApplyActivations(p.activation, 0, x, x);
+    for (int g = 0; g < kGroups; g++) {
+      const float4 v = left[(g * kBlocks + group * kOwn + j) * 128];
+      x[0] += v.x, x[1] += v.y, x[2] += v.z, x[3] += v.w;
+    }
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int64_t at = row0 + row + 8 * half;
-    if (at < p.m && col < p.n)
-      *(float2*)(p.c + at * p.n + col) = make_float2(x[2 * half], x[2 * half + 1]);
+    for (int e = 0; e < 4; e++) x[e] = scale * x[e] + bias[j][e % 2];
+    ApplyActivations(p.activation, 0, x, x);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int64_t at = row0 + row + 8 * half, column = col + 8 * j;
+      if (at < p.m && column < p.n)
+        *(float2*)(p.c + at * p.n + column) = make_float2(x[2 * half], x[2 * half + 1]);
+    }
   }
 #endif
 }
