@@ -369,10 +369,9 @@ class Values:
     @slow
     def test_heads_of_two_layers_over_many_rows(self) -> None:
         """They have a kernel of their own; behind a layer too wide they make its gradient."""
-        for rows, widths in (
-            *((600, (120, 84, 10)), (1061, (36, 8, 16)), (550, (129, 256, 100, 10))),
-            *sample.rest(((530, (256, 128, 5)), (531, (100, 33, 7)), (600, (300, 120, 84, 10)))),
-        ):
+        others = (600, (120, 84, 10)), (530, (256, 128, 5)), (531, (100, 33, 7))
+        shapes = (1061, (36, 8, 16)), (550, (129, 256, 100, 10)), *sample.rest(others)
+        for rows, widths in (*shapes, *sample.rest([(600, (300, 120, 84, 10))])):
             self.check_head(rows, widths)
 
     def test_every_step_passes_the_check(self) -> None:
