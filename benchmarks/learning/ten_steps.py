@@ -10,8 +10,8 @@ from float64's in the same step, a share of that; an error of a gradient is, in 
 distance of all gradients in the Euclidean norm, a share of float64's norm. PyTorch multiplies in
 true float32, and under `autocast` for bf16. Training amplifies rounding, so that the error of a
 loss varies a hundredfold from one draw of weights and batch to the next: what is compared is the
-median over the seeds. Writes ten_steps_<device>.json. The exit status is 0 where no error
-of ours is above 1.25 times PyTorch's: sums in another order differ that much.
+median over the seeds. Writes ten_steps_<device>.json. The exit status is 0 where no error of ours
+is above 1.25 times PyTorch's: sums in another order differ that much.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ Array = np.ndarray
 # ---- the operators ----
 
 
-class OfThreads:
+class ThreadScratch:
     """The scratch of each thread. Its views are made when the memory is not that of the call
     before; in a plan it always is.
     """
@@ -85,9 +85,9 @@ class ConvPoolChain(Fused):
         self.bound(node)(*arrays)
 
     def bound(self, node: Node) -> Callable[..., None]:
-        return partial(self.run, node, OfThreads(node.attrs["layers"]))
+        return partial(self.run, node, ThreadScratch(node.attrs["layers"]))
 
-    def run(self, node: Node, scratch: OfThreads, *arrays: Array) -> None:
+    def run(self, node: Node, scratch: ThreadScratch, *arrays: Array) -> None:
         """The numpy form, with what is made of its scratch."""
         super().numpy(node, *arrays)
 
@@ -104,7 +104,7 @@ class ConvPoolChainForward(ConvPoolChain):
         (y,) = cast(tuple[Spec, ...], super().infer(node, *specs))
         return y, *Kept.specs(node.attrs["layers"], specs[0].shape[0])
 
-    def run(self, node: Node, scratch: OfThreads, *arrays: Array) -> None:
+    def run(self, node: Node, scratch: ThreadScratch, *arrays: Array) -> None:
         count, layers = len(node.inputs), node.attrs["layers"]
         (x, *weights), memory, (y, *kept) = arrays[:count], arrays[count:-3], arrays[-3:]
         if memory:
@@ -129,7 +129,7 @@ class ConvPoolChainGradient(ConvPoolChain):
         memory = super().workspace(node, inputs, outputs)
         return memory and [*memory, sums_spec(node.attrs["layers"], inputs[0].shape[0])]
 
-    def run(self, node: Node, scratch: OfThreads, *arrays: Array) -> None:
+    def run(self, node: Node, scratch: ThreadScratch, *arrays: Array) -> None:
         count, layers, biases = len(node.inputs), node.attrs["layers"], node.attrs["biases"]
         (x, dy, *weights), kept = arrays[: count - 2], Kept(*arrays[count - 2 : count])
         memory, made = [*arrays[count : -self.outputs]], arrays[-self.outputs :]
