@@ -1,26 +1,30 @@
-// GEMM epilogues: the codes of activations and activation gradients, and of a derivative in 8 bits.
+// GEMM epilogues: the codes of activations and activation gradients, and a derivative quantized to
+// 8 bits.
 #pragma once
 #include "math/functors.h"
 #include "runtime/registry.h"
 
 namespace dlsys {
 
-// The derivative of SiLU or of GELU, which lies in [-0.13, 1.13], as a uint8: 27 stands for 0 and
-// 227 for 1, so that both are exact and others are off by 0.0025 at most.
-constexpr float kCodeOfZero = 27.f, kCodesOfOne = 200.f;
-DLSYS_HD float CodeOfSlope(float slope) { return slope * kCodesOfOne + (kCodeOfZero + 0.5f); }
+// The derivative of SiLU or of GELU, which lies in [-0.13, 1.13], as a uint8 q that stands for
+// (q - zero point) scale: 0 and 1 are exact, others are off by 0.0025 at most. The rounding to an
+// integer is the caller's truncation.
+constexpr float kSlopeScale = 1 / 200.f, kSlopeZeroPoint = 27.f;
+DLSYS_HD float QuantizedSlope(float slope) {
+  return slope * (1.f / kSlopeScale) + (kSlopeZeroPoint + 0.5f);
+}
 namespace fn {
-// x is the code of a derivative, y what it is multiplied by.
-struct MulCoded {
-  static constexpr const char* name = "mul_coded";
+// x is a quantized derivative, y what it is multiplied by.
+struct MulQuantized {
+  static constexpr const char* name = "mul_quantized";
   DLSYS_HD float operator()(float x, float y) const {
-    return y * ((x - kCodeOfZero) * (1.f / kCodesOfOne));
+    return y * ((x - kSlopeZeroPoint) * kSlopeScale);
   }
 };
 }  // namespace fn
 
 // Forward y = f(x); gradient dx = f(side, dy), where side is the activation's input or output, or
-// the code of its derivative.
+// its derivative, quantized.
 #define DLSYS_ACTIVATIONS(X) \
   X(1, Relu)                 \
   X(2, Sigmoid)              \
@@ -38,7 +42,7 @@ struct MulCoded {
   X(4, GeluTanhGradient)              \
   X(5, SoftplusGradient)              \
   X(6, HardSwishGradient)             \
-  X(7, MulCoded)
+  X(7, MulQuantized)
 
 #define DLSYS_CODE(code, Name) k##Name = code,
 struct ActivationCode {

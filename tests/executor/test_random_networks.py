@@ -192,7 +192,7 @@ class Network:
 
 
 class _Exact:
-    """All kernels but that of codes of derivatives, which a GPU has for floats of 16 bits alone."""
+    """All kernels but that of quantized derivatives: a GPU has it for floats of 16 bits alone."""
 
     def __contains__(self, kernel: tuple[str, object]) -> bool:
         return kernel[0] != "matmul_bias_slope"

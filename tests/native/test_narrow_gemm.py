@@ -50,9 +50,9 @@ def limit(wanted: np.ndarray, scale: np.ndarray, k: int, dtype: Any) -> np.ndarr
     return ROUNDING.get(dtype, 2.0**-24) * np.abs(wanted) + (k + 1) * 2.0**-23 * scale + 2.0**-25
 
 
-def decoded(codes: np.ndarray) -> np.ndarray:
-    """The derivatives that codes stand for."""
-    return (codes.astype(np.float64) - 27) / 200
+def dequantized(slopes: np.ndarray) -> np.ndarray:
+    """The derivatives that quantized ones stand for."""
+    return (slopes.astype(np.float64) - 27) / 200
 
 
 @require(gpu(0))
@@ -279,15 +279,15 @@ class NarrowGemm(unittest.TestCase):
             given = [array(values, self.ctx, dtype) for values in (x, w, bias)]
             for function in ("silu", "gelu", "gelu_tanh"):
                 with self.subTest(algorithm=name, dtype=str(dtype), shape=(m, n, k), by=function):
-                    codes, z = empty((m, n), self.ctx, np.uint8), empty((m, n), self.ctx, dtype)
-                    codes[:], z[:] = 255, np.nan
+                    slopes, z = empty((m, n), self.ctx, np.uint8), empty((m, n), self.ctx, dtype)
+                    slopes[:], z[:] = 255, np.nan
                     number, code = self.algorithms().index(name), ACTIVATIONS.index(function) + 1
-                    made = codes, z
+                    made = slopes, z
                     try:
                         launch("matmul_bias_slope", self.ctx, *given, 0, 0, number, 0, code, *made)
                     except (NotApplicableError, DeviceError):
                         continue
-                    slope = decoded(codes.asnumpy())
+                    slope = dequantized(slopes.asnumpy())
                     found = (
                         (slope, DACTS[f"{function}_gradient"](exact), 0.0025),
                         (z.asnumpy(), FORMULAS[function](exact), 0.0),
@@ -299,25 +299,25 @@ class NarrowGemm(unittest.TestCase):
                         allowed += 1.13 * ROUNDING[dtype] * abs(exact)
                         self.assertLessEqual((abs(got - value) - allowed).max(), 0)
 
-    def test_a_product_with_coded_derivatives(self) -> None:
+    def test_a_product_with_quantized_derivatives(self) -> None:
         shapes = ((70, 144, 40), (20, 45, 24), (60, 48, 900), (300, 528, 72), (5, 16, 0))
         names = [n for n in self.algorithms() if n in ("", "naive") or n.startswith("hopper")]
         for (m, n, k), name in itertools.product(shapes, names):
             for dtype in (*NARROW, np.dtype(np.float32)):
                 with self.subTest(algorithm=name, dtype=str(dtype), shape=(m, n, k)):
                     a, b = self.operands(m, n, k, (False, False), dtype)
-                    codes = np.random.default_rng(m).integers(0, 256, (m, n)).astype(np.uint8)
+                    slopes = np.random.default_rng(m).integers(0, 256, (m, n)).astype(np.uint8)
                     given = [array(x, self.ctx, dtype) for x in (a, b)]
-                    given.append(array(codes, self.ctx, np.uint8))
+                    given.append(array(slopes, self.ctx, np.uint8))
                     y, number = empty((m, n), self.ctx, dtype), self.algorithms().index(name)
                     y[:] = np.nan
-                    code = BY_SIDES.index("mul_coded") + 1
+                    code = BY_SIDES.index("mul_quantized") + 1
                     try:
                         launch("matmul_gradient", self.ctx, *given, 0, 0, number, 0, code, y)
                     except (NotApplicableError, DeviceError):
                         continue
-                    wanted = a.astype(np.float64) @ b * decoded(codes)
-                    scale = np.abs(a).astype(np.float64) @ np.abs(b) * abs(decoded(codes))
+                    wanted = a.astype(np.float64) @ b * dequantized(slopes)
+                    scale = np.abs(a).astype(np.float64) @ np.abs(b) * abs(dequantized(slopes))
                     off = abs(y.asnumpy() - wanted) - limit(wanted, scale, k + 4, dtype)
                     self.assertLessEqual(off.max(), 0)
 

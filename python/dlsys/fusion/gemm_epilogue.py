@@ -39,40 +39,40 @@ from .shared.body import (
 from .shared.rewrite import Graph, exchange, strip_views, value_of
 
 
-class WithCodes(FusedGemm):
-    """A product whose first value is codes of a derivative."""
+class WithQuantizedSlope(FusedGemm):
+    """A product whose first value is a quantized derivative."""
 
-    roundings = 2  # of which the second may move a code by one
+    roundings = 2  # of which the second may move that by one
 
 
 _ACTIVATION = Selected("activation", ACTIVATIONS)
 matmul_bias_op = FusedGemm("matmul_bias", _ACTIVATION)  # activation(A B + bias)
 # A B + bias, and the activation of that
 matmul_bias_both_op = FusedGemm("matmul_bias_both", _ACTIVATION, outputs=2)
-# The code of the activation's derivative at A B + bias, and the activation there
-matmul_bias_slope_op = WithCodes("matmul_bias_slope", _ACTIVATION, outputs=2)
+# The activation's derivative at A B + bias, quantized, and the activation there
+matmul_bias_slope_op = WithQuantizedSlope("matmul_bias_slope", _ACTIVATION, outputs=2)
 matmul_map_op = FusedGemm("matmul_map", _ACTIVATION)  # activation(A B)
-# f(side, A B); codes are uint8
+# f(side, A B); a quantized derivative is uint8
 matmul_gradient_op = FusedGemm("matmul_gradient", Selected("gradient", BY_SIDES), any_dtype=(2,))
 # A B, and Σ over K of A or B in float32
 matmul_sums_op = FusedGemm("matmul_sums", Selected("of_A"), outputs=2)
 
 
-# Derivatives of SiLU and GELU lie in [-0.13, 1.13]. As codes, a byte each, 0 and 1 are exact, and
+# Derivatives of SiLU and GELU lie in [-0.13, 1.13]. Quantized, a byte each, 0 and 1 are exact, and
 # others are off by 0.0025 at most and 0.0015 in the mean square; bfloat16 rounds what is near 1 by
 # 0.004 and 0.0023 there. operators/epilogue.h has the same.
-CODE_OF_ZERO, CODES_OF_ONE = 27, 200
+SLOPE_SCALE, SLOPE_ZERO_POINT = 1 / 200, 27
 
 
-def coded_slope(slope: Node) -> Node:
+def quantized_slope(slope: Node) -> Node:
     """An activation's derivative as uint8."""
-    return cast_op(cast_op(slope, FLOAT32) * CODES_OF_ONE + (CODE_OF_ZERO + 0.5), np.uint8)
+    return cast_op(cast_op(slope, FLOAT32) * (1 / SLOPE_SCALE) + (SLOPE_ZERO_POINT + 0.5), np.uint8)
 
 
-def times_coded(codes: Node, y: Node) -> Node:
-    """y times a derivative of its shape, in y's dtype."""
+def times_quantized(quantized: Node, y: Node) -> Node:
+    """y times a quantized derivative of its shape, in y's dtype."""
     wide = FLOAT32 if is_narrow(y.spec.dtype) else y.spec.dtype
-    slope = (cast_op(codes, wide) - CODE_OF_ZERO) * (1 / CODES_OF_ONE)
+    slope = (cast_op(quantized, wide) - SLOPE_ZERO_POINT) * SLOPE_SCALE
     return cast_op(cast_op(y, wide) * slope, y.spec.dtype)
 
 
@@ -89,10 +89,10 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
 def _epilogues(graph: Graph, target: Target) -> dict[Node, Node]:
     kernels = ("matmul_bias", "matmul_map", "matmul_gradient")
     replaced: dict[Node, Node] = {}
-    codes: dict[Node, Node] = {}  # by the gradients that are products with them
+    slopes: dict[Node, Node] = {}  # by the gradients that are products with them
     for node in graph.order:
         if _is_open(node, target, kernels):
-            replaced |= _with_epilogue(graph, node, target, replaced, codes)
+            replaced |= _with_epilogue(graph, node, target, replaced, slopes)
     return replaced
 
 
@@ -128,7 +128,11 @@ def _operand_sums(graph: Graph, target: Target) -> dict[Node, Node]:
 
 
 def _with_epilogue(
-    graph: Graph, product: Node, target: Target, replaced: dict[Node, Node], codes: dict[Node, Node]
+    graph: Graph,
+    product: Node,
+    target: Target,
+    replaced: dict[Node, Node],
+    slopes: dict[Node, Node],
 ) -> dict[Node, Node]:
     """The last node of what follows a product, or an activation's input and that, and what takes
     their places. Where a gradient has been replaced by a product with a derivative, that is it.
@@ -152,8 +156,10 @@ def _with_epilogue(
             if other.spec.shape != user.spec.shape:
                 break
             side = other
-            if user in codes:
-                fused = _fused_product(product, bias, codes[user], "", replaced[user], "mul_coded")
+            if user in slopes:
+                fused = _fused_product(
+                    product, bias, slopes[user], "", replaced[user], "mul_quantized"
+                )
                 return {user: shaped(fused, user)}
         else:
             break
@@ -165,7 +171,7 @@ def _with_epilogue(
         if applied is not None:
             gradients = _gradients_of(graph, value, applied)
             if gradients and _is_open(product, target, ("matmul_bias_slope",)):
-                return _with_slope(product, bias, last, applied, gradients, codes)
+                return _with_slope(product, bias, last, applied, gradients, slopes)
             return _with_both(product, bias, last, applied)
     with attributed_to(last):
         gradient = "" if side is None else last.op.kernel or ""
@@ -209,15 +215,15 @@ def _with_slope(
     last: Node,
     applied: Node,
     gradients: Sequence[Node],
-    codes: dict[Node, Node],
+    slopes: dict[Node, Node],
 ) -> dict[Node, Node]:
     """An activation's derivative, with which its gradients are products, and the activation; tells
-    the gradients' codes.
+    the gradients' slopes.
     """
     shape = product.spec.shape
     with attributed_to(last):
         x = in_shape(last, shape)
-        slope = coded_slope(gradients[0].op(x, oneslike_op(x)))
+        slope = quantized_slope(gradients[0].op(x, oneslike_op(x)))
         body = close([*product.inputs, bias], (slope, in_shape(applied, shape)))
         attrs = _flags(product) | {"activation": applied.op.kernel}
         made = matmul_bias_slope_op(*product.inputs, bias, body=body, **attrs)
@@ -225,8 +231,8 @@ def _with_slope(
         replaced = {applied: shaped(value_of(made, 1, applied), applied)}
     for node in gradients:
         with attributed_to(node):
-            codes[node] = in_shape(value_of(made, 0), node.spec.shape)
-            replaced[node] = times_coded(codes[node], node.inputs[1])
+            slopes[node] = in_shape(value_of(made, 0), node.spec.shape)
+            replaced[node] = times_quantized(slopes[node], node.inputs[1])
             replaced[node].stand_for(node)
     return replaced
 

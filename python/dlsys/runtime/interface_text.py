@@ -35,7 +35,7 @@ activation_gradient gelu_gradient 3
 activation_gradient gelu_tanh_gradient 4
 activation_gradient softplus_gradient 5
 activation_gradient hard_swish_gradient 6
-activation_gradient mul_coded 7
+activation_gradient mul_quantized 7
 opcode neg 1 1
 opcode exp 2 1
 opcode log 3 1

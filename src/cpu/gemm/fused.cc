@@ -86,10 +86,10 @@ void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int
   CheckPrecision(op, precision);
   CheckSameShape(op, side, dx);
   const int code = CheckedEpilogue(op, gradient, 1, kActivationGradients);
-  const uint8_t* codes = code == GradientCode::kMulCoded ? Input<uint8_t>(op, side) : nullptr;
-  const float* of = codes ? nullptr : Input(op, side);
+  const uint8_t* slopes = code == GradientCode::kMulQuantized ? Input<uint8_t>(op, side) : nullptr;
+  const float* of = slopes ? nullptr : Input(op, side);
   RunGemm(op, p, algorithm);
-  if (codes) return MapRows(p, DLSYS_VALUE { return fn::MulCoded{}((float)codes[at], x); });
+  if (slopes) return MapRows(p, DLSYS_VALUE { return fn::MulQuantized{}((float)slopes[at], x); });
   switch (code) {
 #define DLSYS_CASE(value, F) \
   case value:                \

@@ -2,7 +2,7 @@
 // math/functors.h with ex2.approx and rcp.approx, two instructions of the special function unit an
 // element. Where those take a logistic function of -u beside that of u, these take 1 less the
 // latter. Errors are below 2^-18 of the result, or of dy where a gradient crosses 0: far below a
-// rounding to 16 bits or of a tf32 operand. hopper/kernel.cuh applies them, and says what limits
+// rounding to 16 bits or of a tf32 operand. hopper/epilogue.cuh applies them, and says what limits
 // it.
 #pragma once
 #include "cuda/instructions/ptx.cuh"

@@ -127,7 +127,8 @@ void MatmulBiasTwo(const DLArray* a, const DLArray* b, const DLArray* bias, int6
   RunGemm(op, gemm, stream, algorithm);
 }
 
-// dx = gradient(side, op(A) op(B)), side of dx's shape, where it is codes in uint8.
+// dx = gradient(side, op(A) op(B)), side of dx's shape, where it is a quantized derivative in
+// uint8.
 template <class T>
 void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int64_t trans_a,
                     int64_t trans_b, int64_t algorithm, int64_t precision, int64_t gradient,
@@ -137,8 +138,8 @@ void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int
   Enter(op, dx, side);
   CheckSameShape(op, side, dx);
   gemm.epilogue.gradient = CheckedEpilogue(op, gradient, 1, kActivationGradients);
-  gemm.epilogue.coded = gradient == GradientCode::kMulCoded;
-  gemm.epilogue.side = Address(op, side, gemm.epilogue.coded ? DL_UINT8 : gemm.dtype);
+  gemm.epilogue.quantized = gradient == GradientCode::kMulQuantized;
+  gemm.epilogue.side = Address(op, side, gemm.epilogue.quantized ? DL_UINT8 : gemm.dtype);
   RunGemm(op, gemm, stream, algorithm);
 }
 

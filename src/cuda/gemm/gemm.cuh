@@ -24,10 +24,10 @@ struct Epilogue {
   int activation = 0;
   int gradient = 0;
   // (m, n): where x + bias goes as well or, with `slope`, the derivative of the activation there,
-  // coded in uint8.
+  // quantized to uint8.
   float* before = nullptr;
   bool slope = false;
-  bool coded = false;  // the side is uint8
+  bool quantized = false;  // the side is uint8
   bool Empty() const { return !bias && !activation && !gradient; }
 };
 
@@ -148,16 +148,16 @@ void RunBatchedGemm(const char* op, const BatchedGemm& batch, DLStream stream);
 
 void RunGemmByHeuristic(const char* op, const Gemm& gemm, DLStream stream);
 double HopperUs(const Gemm& gemm);  // estimated on an H200; infinite where the rung refuses
-bool HasEpilogueOnHopper(const Gemm& gemm);  // which stores two or reads codes, of 16 bits
+bool HasEpilogueOnHopper(const Gemm& gemm);  // which stores two or reads slopes, of 16 bits
 bool MakesSumsOnHopper(const Gemm& gemm);    // beside the product
-// y = activation(x) of n elements of 16 bits; codes of the derivative of the activation there.
+// y = activation(x) of n elements of 16 bits; the derivative of the activation there, quantized.
 void RunActivation(const char* op, int dtype, int activation, const void* x, void* y, int64_t n,
                    DLStream stream);
-void RunSlope(const char* op, int dtype, int activation, const void* x, uint8_t* codes, int64_t n,
+void RunSlope(const char* op, int dtype, int activation, const void* x, uint8_t* slopes, int64_t n,
               DLStream stream);
-// y = codes, as floats of a dtype.
-void WidenCodes(const char* op, int dtype, const uint8_t* codes, void* y, int64_t n,
-                DLStream stream);
+// y = slopes as they are, as floats of a dtype.
+void WidenSlopes(const char* op, int dtype, const uint8_t* slopes, void* y, int64_t n,
+                 DLStream stream);
 // `count` GEMMs whose operands and results lie one behind the other, by the rung `hopper`; false,
 // and nothing done, where it cannot.
 bool RunBatchOnHopper(const char* op, const Gemm& first, int64_t count, DLStream stream);

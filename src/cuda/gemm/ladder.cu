@@ -87,12 +87,12 @@ void RunInTwoSteps(const char* op, const Gemm& p, DLStream stream, int64_t algor
              p.m * p.n, stream);
 }
 
-// The same with a side of codes, which are exact in the floats of C.
+// The same with a side of quantized slopes, which are exact in the floats of C.
 void RunWithCodesWidened(const char* op, const Gemm& p, DLStream stream, int64_t algorithm) {
   const Scratch side(p.ctx, p.m * p.n * DtypeNbytes(p.dtype), stream);
-  WidenCodes(op, p.dtype, (const uint8_t*)p.epilogue.side, side.data(), p.m * p.n, stream);
+  WidenSlopes(op, p.dtype, (const uint8_t*)p.epilogue.side, side.data(), p.m * p.n, stream);
   Gemm product = p;
-  product.epilogue.side = side.floats(), product.epilogue.coded = false;
+  product.epilogue.side = side.floats(), product.epilogue.quantized = false;
   RunGemm(op, product, stream, algorithm);
 }
 
@@ -105,7 +105,7 @@ void RunGemm(const char* op, const Gemm& p, DLStream stream, int64_t algorithm) 
   const int64_t count = (int64_t)ladder.entries.size();
   if (algorithm < 0 || algorithm > count)
     Fail("%s: there is no algorithm %ld, expected 0 to %ld", op, (long)algorithm, (long)count);
-  if (p.epilogue.before || p.epilogue.coded) {
+  if (p.epilogue.before || p.epilogue.quantized) {
     const bool hopper = algorithm == 0 || ladder.entries[algorithm - 1].rung == &kHopper;
     if (!hopper || !HasEpilogueOnHopper(p))
       return p.epilogue.before ? RunInTwoSteps(op, p, stream, algorithm)

@@ -42,20 +42,20 @@ __global__ void ActivationKernel(int activation, const T* x, T* y, int64_t n, bo
   }
 }
 
-// Codes of a derivative, by the gradient that multiplies by it.
+// A derivative, quantized, by the gradient that multiplies by it.
 template <class T>
-__global__ void SlopeKernel(int gradient, const T* x, uint8_t* codes, int64_t n) {
+__global__ void SlopeKernel(int gradient, const T* x, uint8_t* slopes, int64_t n) {
   for (int64_t i = FirstItem(); i < n; i += ItemStep()) {
     const float side[1] = {(float)x[i]};
     float slope[1] = {1.f};
     ApplyActivations(0, gradient, side, slope);
-    codes[i] = (uint8_t)CodeOfSlope(slope[0]);
+    slopes[i] = (uint8_t)QuantizedSlope(slope[0]);
   }
 }
 
 template <class T>
-__global__ void WidenCodesKernel(const uint8_t* codes, T* y, int64_t n) {
-  for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = T((float)codes[i]);
+__global__ void WidenSlopesKernel(const uint8_t* slopes, T* y, int64_t n) {
+  for (int64_t i = FirstItem(); i < n; i += ItemStep()) y[i] = T((float)slopes[i]);
 }
 
 // Calls run with a value of the dtype, of 16 bits.
@@ -75,20 +75,20 @@ void RunActivation(const char* op, int dtype, int activation, const void* x, voi
   });
 }
 
-void RunSlope(const char* op, int dtype, int activation, const void* x, uint8_t* codes, int64_t n,
+void RunSlope(const char* op, int dtype, int activation, const void* x, uint8_t* slopes, int64_t n,
               DLStream stream) {
   ByDtype(dtype, [&](auto zero) {
     using T = decltype(zero);
     Launch(op, SlopeKernel<T>, Blocks(n), kThreads, 0, stream, GradientOf(activation), (const T*)x,
-           codes, n);
+           slopes, n);
   });
 }
 
-void WidenCodes(const char* op, int dtype, const uint8_t* codes, void* y, int64_t n,
-                DLStream stream) {
+void WidenSlopes(const char* op, int dtype, const uint8_t* slopes, void* y, int64_t n,
+                 DLStream stream) {
   const auto widen = [&](auto zero) {
     using T = decltype(zero);
-    Launch(op, WidenCodesKernel<T>, Blocks(n), kThreads, 0, stream, codes, (T*)y, n);
+    Launch(op, WidenSlopesKernel<T>, Blocks(n), kThreads, 0, stream, slopes, (T*)y, n);
   };
   dtype == DL_FLOAT32 ? widen(0.f) : ByDtype(dtype, widen);
 }

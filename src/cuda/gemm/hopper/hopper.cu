@@ -17,7 +17,7 @@ HopperGemm ForHopper(const Gemm& p, int64_t batch = 1) {
   gemm.bias = p.epilogue.bias, gemm.side = p.epilogue.side;
   gemm.activation = p.epilogue.activation, gemm.gradient = p.epilogue.gradient;
   gemm.before = p.epilogue.before, gemm.slope = p.epilogue.slope;
-  gemm.coded = p.epilogue.coded;
+  gemm.quantized = p.epilogue.quantized;
   gemm.sums = p.sums, gemm.sums_of_a = p.sums_of_a;
   return gemm;
 }

@@ -11,8 +11,8 @@ namespace dlsys {
 namespace cuda {
 
 // C (batch, m, n) = epilogue(op(A) op(B)), contiguous and row-major; op transposes where told to.
-// All arrays but the epilogue's codes are of one dtype: bfloat16, float16, or float32, of which the
-// product is in tf32 or, with `split`, in 3xtf32. C overlaps nothing.
+// All arrays but the epilogue's slopes are of one dtype: bfloat16, float16, or float32, of which
+// the product is in tf32 or, with `split`, in 3xtf32. C overlaps nothing.
 struct HopperGemm {
   const void* a;  // (batch, m, k), or (batch, k, m) with trans_a
   const void* b;  // (batch, k, n), or (batch, n, k) with trans_b
@@ -25,9 +25,9 @@ struct HopperGemm {
   const void *bias = nullptr, *side = nullptr;  // (n), and of C's shape
   int activation = 0, gradient = 0;             // codes of operators/epilogue.h
   // Of C's shape, where HopperHasEpilogue: C before its activation or, with `slope`, the derivative
-  // of that, coded in uint8; so is the side where it is `coded`.
+  // of that, quantized to uint8; so is the side where it is `quantized`.
   void* before = nullptr;
-  bool slope = false, coded = false;
+  bool slope = false, quantized = false;
   float* sums = nullptr;  // over k of op(A), (m), or of op(B), (n), where HopperMakesSums
   bool sums_of_a = false;
 };
@@ -42,7 +42,8 @@ void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int 
 // True where it makes the sums that it is asked for: of float32 that does not lie along K, and of
 // 16 bits those of an A that lies along M.
 bool HopperMakesSums(const HopperGemm& gemm);
-// True where it can store C before its activation too, or the derivative, and read codes of that.
+// True where it can store C before its activation too, or the derivative, and read the quantized
+// one.
 bool HopperHasEpilogue(const HopperGemm& gemm);
 // True where it has code for the activation or gradient: relu and its gradient, and but for 3xtf32,
 // whose results they are not exact enough for, the functions of fast_functions.cuh.

@@ -18,7 +18,8 @@ constexpr double kTileNbytesUs = 32e3;  // that a multiprocessor reads and write
 constexpr double kPackUs = 4, kPackNbytesUs = 3.2e6;  // of a copy of an operand
 
 bool HasSimpleGradient(const HopperGemm& gemm) {
-  return gemm.gradient <= GradientCode::kReluGradient || gemm.gradient == GradientCode::kMulCoded;
+  return gemm.gradient <= GradientCode::kReluGradient ||
+         gemm.gradient == GradientCode::kMulQuantized;
 }
 bool IsSimple(const HopperGemm& gemm) {
   return gemm.activation <= ActivationCode::kRelu && HasSimpleGradient(gemm);
@@ -63,10 +64,10 @@ bool HasRoomForSide(int tiling, std::index_sequence<k...>) {
                            tuple_element_t<k, Tilings>::kStagingN...};
   return kHas[tiling];
 }
-// True where there is room for codes beside results.
+// True where there is room for slopes beside results.
 template <size_t... k>
-bool HasRoomForCodes(int tiling, std::index_sequence<k...>) {
-  constexpr bool kHas[] = {std::tuple_element_t<k, Tilings>::kHasCodes...};
+bool HasRoomForSlopes(int tiling, std::index_sequence<k...>) {
+  constexpr bool kHas[] = {std::tuple_element_t<k, Tilings>::kHasSlopes...};
   return kHas[tiling];
 }
 template <size_t... k>
@@ -86,7 +87,7 @@ bool HasKernel(const HopperGemm& gemm, int tiling) {
   }
   if (narrow && HopperMakesSums(gemm) && !MakesSums(tiling, kAll)) return false;
   if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
-  if ((gemm.slope || gemm.coded) && !HasRoomForCodes(tiling, kAll)) return false;
+  if ((gemm.slope || gemm.quantized) && !HasRoomForSlopes(tiling, kAll)) return false;
   if (gemm.split) return kCosts[tiling].exact;
   return ReadsAcross(gemm) ? kCosts[tiling].across_us > 0 : kCosts[tiling].plain;
 }

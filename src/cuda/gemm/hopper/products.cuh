@@ -46,7 +46,7 @@ inline bool IsAligned(const HopperGemm& gemm) {
 }
 // True where tiles are stored from registers, of 16 bits by TMA; others go through memory first.
 inline bool IsInBoxes(const HopperGemm& gemm) {
-  const int columns = gemm.dtype == DL_FLOAT32 ? 4 : gemm.slope || gemm.coded ? 16 : 8;
+  const int columns = gemm.dtype == DL_FLOAT32 ? 4 : gemm.slope || gemm.quantized ? 16 : 8;
   return IsAligned(gemm) && gemm.n % columns == 0;
 }
 
@@ -326,7 +326,7 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
   const Maps maps{MapOf<E>(op, a, T::kTileM, rounds), MapOf<E>(op, b, T::kTileN / T::kCluster),
                   map_of_boxes(gemm.c, kDtype<E>),
                   map_of_boxes(gemm.before ? gemm.before : gemm.side,
-                               gemm.slope || gemm.coded ? DL_UINT8 : kDtype<E>)};
+                               gemm.slope || gemm.quantized ? DL_UINT8 : kDtype<E>)};
   LaunchTiles<E, T, Source, kExact>(op, gemm.ctx, config, maps, params, {}, stream);
   if (sums) SumAxis(op, gemm.ctx, parts->floats(), 1, count, a.rows, 1.f, gemm.sums, stream);
 }

@@ -105,8 +105,8 @@ def linear_both(a: Any, b: Any, bias: Any, part: int, **attrs: Any) -> Any:
 def linear_slope(a: Any, b: Any, bias: Any, part: int, **attrs: Any) -> Any:
     y = ad.matmul_op(a, b, **flags_of(attrs)) + bias
     name = attrs["activation"]
-    codes = gemm_epilogue.coded_slope(operator(f"{name}_gradient")(y, ad.oneslike_op(y)))
-    body = close((a, b, bias), (codes, operator(name)(y)))
+    slope = gemm_epilogue.quantized_slope(operator(f"{name}_gradient")(y, ad.oneslike_op(y)))
+    body = close((a, b, bias), (slope, operator(name)(y)))
     return gemm_epilogue.matmul_bias_slope_op(a, b, bias, body=body, **attrs)[part]
 
 
@@ -117,8 +117,12 @@ def matmul_map(a: Any, b: Any, **attrs: Any) -> Any:
 
 def matmul_gradient(a: Any, b: Any, side: Any, **attrs: Any) -> Any:
     y = ad.matmul_op(a, b, **flags_of(attrs))
-    coded = attrs["gradient"] == "mul_coded"
-    dx = gemm_epilogue.times_coded(side, y) if coded else operator(attrs["gradient"])(side, y)
+    quantized = attrs["gradient"] == "mul_quantized"
+    dx = (
+        gemm_epilogue.times_quantized(side, y)
+        if quantized
+        else operator(attrs["gradient"])(side, y)
+    )
     return gemm_epilogue.matmul_gradient_op(a, b, side, body=close((a, b, side), (dx,)), **attrs)
 
 
@@ -211,8 +215,8 @@ def both_scale(a: Array, b: Array, bias: Array, part: int, activation: str, **fl
 
 
 def gradient_formula(a: Array, b: Array, side: Array, gradient: str, **flags: Any) -> Array:
-    coded = gradient == "mul_coded"
-    slope = (side.astype(np.float64) - 27) / 200 if coded else DACTS[gradient](side)
+    quantized = gradient == "mul_quantized"
+    slope = (side.astype(np.float64) - 27) / 200 if quantized else DACTS[gradient](side)
     return slope * matmul_reference(a, b, **flags)
 
 
@@ -307,17 +311,17 @@ def both() -> list[Case]:
 
 def slopes() -> list[Case]:
     """The cases of `both` of activations whose gradients are of their input; rounding moves some
-    codes of these by one, which test_narrow_gemm.py judges.
+    of these by one, which test_narrow_gemm.py judges.
     """
     names = ("silu", "gelu", "gelu_tanh")
     return [one for one in both() if one.attrs["activation"] in names and one.attrs["part"]]
 
 
-def coded(rows: int, inner: int, columns: int) -> Case:
-    """A product with coded derivatives; rows of 16 columns are stored by the rung hopper."""
+def quantized(rows: int, inner: int, columns: int) -> Case:
+    """A product with quantized derivatives; rows of 16 columns are stored by the rung hopper."""
     domain = (signed, signed, classes(256, np.uint8))
     shapes = (rows, inner), (inner, columns), (rows, columns)
-    return case(*shapes, domain=domain, trans_A=False, trans_B=False, gradient="mul_coded")
+    return case(*shapes, domain=domain, trans_A=False, trans_B=False, gradient="mul_quantized")
 
 
 def side_of(rows: int, columns: int) -> tuple:
@@ -379,7 +383,7 @@ FUSED = (
         (
             *products(side_of, gradient="relu_gradient"),
             *(one_product(side_of, gradient=name) for name in GRADIENTS),
-            *(coded(*sizes) for sizes in ((17, 31, 24), (131, 67, 144), (0, 3, 8), (3, 0, 8))),
+            *(quantized(*sizes) for sizes in ((17, 31, 24), (131, 67, 144), (0, 3, 8), (3, 0, 8))),
         ),
         scale=gradient_scale, ulps=8, differentiable=(), specials=False, build=matmul_gradient,
     ),
