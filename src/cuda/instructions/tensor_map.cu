@@ -38,7 +38,7 @@ PFN_cuTensorMapEncodeIm2col_v12000 PixelEncoder() {
 // Of sm_90a's code the library has none where this is of another size.
 __global__ void ProbeKernel() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ char has_wgmma[64];
+  [[maybe_unused]] __shared__ char has_wgmma[64];
   ((volatile char*)has_wgmma)[threadIdx.x] = 0;
 #endif
 }

@@ -18,6 +18,7 @@
 #include "cuda/gemm/hopper/products.cuh"
 #include "cuda/loss/cross_entropy.cuh"
 #include "cuda/loss/row_maps.cuh"
+#include "cuda/pointwise/vector.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -33,11 +34,11 @@ struct Problem {
   int64_t rows, classes, features;
   const T *x, *w;  // (rows, features) and (classes, features)
   SparseLabels labels;
-  T* g;                // (rows, classes)
-  float* factors;      // (rows)
-  T* scaled;           // (rows, features)
-  const float* exact;  // x before it was rounded, or null
-  bool aligned;        // rows of all but g
+  T* g;                          // (rows, classes)
+  float* factors;                // (rows)
+  T* scaled;                     // (rows, features)
+  const float* exact = nullptr;  // x before it was rounded, or null
+  bool aligned = false;          // rows of all but g
   // The vectors of 16 bytes of a row; what is left is read by elements.
   __device__ __forceinline__ int64_t Wide() const { return aligned ? features / kWide<T> : 0; }
   __device__ __forceinline__ bool IsClass(int64_t label) const {

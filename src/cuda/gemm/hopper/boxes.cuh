@@ -2,6 +2,7 @@
 // straight from registers, with what is asked about its columns: moments, sums of a gradient.
 #pragma once
 #include "cuda/gemm/hopper/panels.cuh"
+#include "cuda/pointwise/vector.cuh"
 #include "cuda/reduce/group.cuh"
 #include "operators/epilogue.h"
 
