@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,17 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the JSON")
     parser.add_argument("--commit", default=None, help="the commit, where there is no git")
     return parser
+
+
+def choices(
+    parser: argparse.ArgumentParser, option: str, given: str, known: Iterable[str]
+) -> list[str]:
+    """The names that an option has, separated by commas; ends with what is known for another."""
+    names, there = given.split(","), list(known)
+    for name in names:
+        if name not in there:
+            parser.error(f"argument {option}: invalid choice: {name!r} (choose from {there})")
+    return names
 
 
 def save(name: str, options: argparse.Namespace, results: dict[str, Any]) -> Path:
