@@ -1,4 +1,4 @@
-"""The profiler's counters of each rung of the ladders: what holds a rung, as Nsight Compute sees it.
+"""The profiler's counters of each rung of the ladders: what holds it, as Nsight Compute sees it.
 
     python benchmarks counters [--ladders gemm,conv,depthwise]
 
@@ -172,9 +172,7 @@ def told(
             "precision": precision,
             "kernel": longest["Kernel Name"].partition("(")[0].partition("<")[0],
             "kernels": len(part),
-            "share": round(
-                _number(longest[TIME]) / sum(_number(one[TIME]) for one in part), 3
-            ),
+            "share": round(_number(longest[TIME]) / sum(_number(one[TIME]) for one in part), 3),
             **{name: round(_number(longest.get(key, "")), 1) for name, key in SHARES.items()},
             "stall": stall,
             "stall_cycles": round(stalls[stall], 2),

@@ -5,9 +5,10 @@
 Each side is a process of its own (large_dlsys.py, large_torch.py), one after the other, on the same
 machine: random data on the device, AdamW for GPT-2 (16 sequences of 1,024 tokens) and SGD with
 momentum for ResNet-50 (128 images). Leaves results/large.json: milliseconds a step, the first two
-steps' seconds, the peak of memory, and of ours the time of each kernel. Ours goes by the heuristics;
-with `--tune 1` it takes part twice more, as `dlsys tuned`, which measures its algorithms first
-(DLSYS_TUNE=full, from nothing), and as `dlsys tuned before`, a new process that finds those kept.
+steps' seconds, the peak of memory, and of ours the time of each kernel. Ours goes by the
+heuristics; with `--tune 1` it takes part twice more, as `dlsys tuned`, which measures its
+algorithms first (DLSYS_TUNE=full, from nothing), and as `dlsys tuned before`, a new process that
+finds them.
 What an earlier call on this machine left in the record stays, but for what is measured anew; each
 step names its command and commit. A side that fails changes nothing there, and the status is 1.
 """

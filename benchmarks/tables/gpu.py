@@ -56,6 +56,17 @@ def source(record: dict[str, Any]) -> str:
     )
 
 
+def part_source(record: dict[str, Any]) -> str:
+    """The source of a table whose record is made in parts, with the commits of what the last call
+    did not measure.
+    """
+    told = {
+        each["commit"] for work in record["works"] for each in work.get("measured", {}).values()
+    }
+    older = sorted(told - {record["commit"]})
+    return source(record) + (f"; some precisions of commit {', '.join(older)}" if older else "")
+
+
 def raced(results: Results) -> dict[str, Any]:
     """The record with the race, under that name: race.json where peers took part, else gpu.json."""
     try:

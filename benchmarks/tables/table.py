@@ -257,6 +257,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "conv rungs": conv_ladder.drawn,
     "conv shapes": conv_ladder.table,
     "conv errors": conv_ladder.errors,
+    "conv networks": conv_ladder.networks,
     "figures": figures,
     "attacks": reliability.attacks,
     "sanitizers": reliability.sanitizers,
