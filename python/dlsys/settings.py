@@ -59,7 +59,7 @@ import os
 import warnings
 
 from .errors import SettingError
-from .rungs import ATTENTION, AUTO, CONV, GEMM
+from .rungs import ATTENTION, CONV, GEMM
 
 _MOST = 1024  # threads, streams
 
@@ -109,9 +109,9 @@ class Settings:
         self.library = _text("DLSYS_LIBRARY")
         self.threads = _number("DLSYS_THREADS")
         self.blas = _one_of("DLSYS_BLAS", "auto", "own")
-        self.gemm = _one_of("DLSYS_GEMM", AUTO, *GEMM.rungs)
-        self.conv = _one_of("DLSYS_CONV", AUTO, *CONV.rungs)
-        self.attention = _one_of("DLSYS_ATTENTION", AUTO, *ATTENTION.rungs)
+        self.gemm = _one_of("DLSYS_GEMM", *GEMM.words)
+        self.conv = _one_of("DLSYS_CONV", *CONV.words)
+        self.attention = _one_of("DLSYS_ATTENTION", *ATTENTION.words)
         self.capture = _one_of("DLSYS_CAPTURE", "1", "0") == "1"
         self.streams = max(1, _number("DLSYS_STREAMS", "4"))
         self.fusion = os.environ.get("DLSYS_FUSION") or "all"

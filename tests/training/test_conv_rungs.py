@@ -21,7 +21,7 @@ STEPS = 6
 def rungs_on(ctx: Context | None) -> list[str]:
     """Those that can be used for any convolution of 3 x 3."""
     if ctx is None:
-        return list(CONV.numpy)
+        return [*CONV.numpy, *CONV.variants]
     names = load().algorithms(ctx.kernel_device, "conv2d")
     found = []
     for rung in rungs_among(names):
@@ -30,7 +30,7 @@ def rungs_on(ctx: Context | None) -> list[str]:
         except DeviceError:
             continue  # its library is not here
         found.append(rung)
-    return [rung for rung in found if rung != "depthwise"]
+    return [*(rung for rung in found if rung != "depthwise"), *CONV.variants]
 
 
 def losses(ctx: Context | None, rung: str) -> list[float]:

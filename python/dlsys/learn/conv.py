@@ -184,7 +184,7 @@ def climb(
 def _climb_numpy(shape: Shape, direction: str, drawn: np.ndarray) -> Iterator[Figures]:
     benchmark = NumpyBenchmark(node_of(shape, direction, "fp32"), drawn)
     sample = _Sample(benchmark, shape, direction, False)
-    for rung in CONV.numpy:
+    for rung in (*CONV.numpy, *CONV.variants):
         try:
             yield _figures(benchmark, sample, shape, Algorithm(0, rung), "fp32")
         except KernelError:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...errors import NotApplicableError
 from ...runtime.device import Context
 from ...settings import settings
 from .. import hints
@@ -42,11 +43,17 @@ def run(options: argparse.Namespace, parser: Parser) -> None:
 
 @contextlib.contextmanager
 def _convolving_by(rung: str | None) -> Iterator[None]:
-    """While it lasts, convolutions run by a rung of their ladder, or as before without one."""
+    """While it lasts, convolutions run by a rung of their ladder, or as before without one. What
+    they say of the setting is said of the option.
+    """
     before = settings.conv
     settings.conv = rung or before
     try:
         yield
+    except NotApplicableError as error:
+        raise NotApplicableError(
+            str(error).replace(f"DLSYS_CONV={rung}", f"--conv-algo {rung}")
+        ) from error
     finally:
         settings.conv = before
 
