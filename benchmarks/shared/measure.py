@@ -93,8 +93,10 @@ def earlier_works(path: Path, of: str = "works", **same: Any) -> list[dict[str, 
 
 
 def _deciding(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts that figures depend on: of a GPU its own, whatever host it is lent with."""
-    left_out = {"torch"}  # which is known only where it has been imported
+    """The facts that figures depend on: of a GPU its own, whatever host it is lent with. Of dlsys
+    each part of a record has the commit.
+    """
+    left_out = {"dlsys", "torch"}  # the latter is known only where it has been imported
     if "gpu" in facts:
         left_out |= {"cpu", "cores", "system", "numpy_blas"}
     return {key: value for key, value in facts.items() if key not in left_out}
