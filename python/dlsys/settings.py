@@ -62,6 +62,8 @@ from .errors import SettingError
 from .rungs import ATTENTION, CONV, GEMM
 
 _MOST = 1024  # threads, streams
+CONV_WORKSPACE = 1024  # MiB, as in src/cuda/conv/conv.cu
+_MOST_MIB = 1 << 20
 
 
 # Settings by their names of before, which are read for one release more.
@@ -111,6 +113,7 @@ class Settings:
         self.blas = _one_of("DLSYS_BLAS", "auto", "own")
         self.gemm = _one_of("DLSYS_GEMM", *GEMM.words)
         self.conv = _one_of("DLSYS_CONV", *CONV.words)
+        self.conv_workspace = _number("DLSYS_CONV_WORKSPACE", str(CONV_WORKSPACE), _MOST_MIB)
         self.attention = _one_of("DLSYS_ATTENTION", *ATTENTION.words)
         self.capture = _one_of("DLSYS_CAPTURE", "1", "0") == "1"
         self.streams = max(1, _number("DLSYS_STREAMS", "4"))

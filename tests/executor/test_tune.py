@@ -198,6 +198,15 @@ class Choosing(Cached):
         TuningCache(self.path).add(environment + "x", {key: Measurement(**found)})
         self.assertEqual(self.chosen(), ())
 
+    def test_what_was_found_under_another_limit_is_not_used(self) -> None:
+        """An algorithm may need more workspace than there may be now."""
+        with self.times(heuristic=10, depthwise=10, implicit=9):
+            self.chosen()
+        self.mode("cached")
+        with mock.patch.object(settings, "conv_workspace", 1):
+            self.assertEqual(self.chosen(), ())
+        self.assertEqual(self.chosen(), ("conv2d by implicit",))
+
     def test_real_times(self) -> None:
         """What is measured is measured, and the file says so."""
         with contextlib.redirect_stderr(io.StringIO()):
