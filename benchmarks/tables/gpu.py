@@ -202,6 +202,22 @@ def beside(one: dict[str, Any], named: Sequence[dict[str, Any]]) -> float:
     return distance / usual
 
 
+def small_mlps(results: Results) -> str:
+    """The perceptrons of tiny-cuda-nn's benchmarks."""
+    record = results.read("small_mlp")
+    body = [
+        [
+            f"{work['network']}, {work['precision']}",
+            f"{work['ms']['median']:.4f}",
+            f"{work['operations'] / 1e9:.2f}",
+            f"{work['tflops']:.1f}",
+        ]
+        for work in record["works"]
+    ]
+    head = ["training step", "ms", "GFLOP", "TFLOP/s"]
+    return f"{rows(head, body)}\n\n{source(record)}"
+
+
 def kernels(results: Results) -> str:
     """The training steps, kernel by kernel."""
     record = results.read("gpu")["kernels"]

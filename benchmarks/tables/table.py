@@ -237,6 +237,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "gpu drawn": gpu.drawn,
     "gpu kernels": gpu.kernels,
     "gpu limits": gpu.limits,
+    "small mlps": gpu.small_mlps,
     "gpu to99": gpu.to99,
     "gpu overlap": overlap.table,
     "dist bandwidth": scale.bandwidth,
