@@ -170,13 +170,19 @@ def told(
         yield {
             "rung": rung,
             "precision": precision,
-            "kernel": longest["Kernel Name"].partition("(")[0].partition("<")[0],
+            "kernel": _short(longest["Kernel Name"]),
             "kernels": len(part),
             "share": round(_number(longest[TIME]) / sum(_number(one[TIME]) for one in part), 3),
             **{name: round(_number(longest.get(key, "")), 1) for name, key in SHARES.items()},
             "stall": stall,
             "stall_cycles": round(stalls[stall], 2),
         }
+
+
+def _short(name: str) -> str:
+    """A kernel's name without its arguments, its namespaces and its result."""
+    bare = name.replace("(anonymous namespace)", "").partition("(")[0].partition("<")[0]
+    return bare.rpartition("::")[2].rpartition(" ")[2]
 
 
 def _number(text: str) -> float:

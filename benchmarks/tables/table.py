@@ -17,6 +17,7 @@ from typing import Any
 from tables import (
     attention_ladder,
     conv_ladder,
+    counters,
     eager,
     gemm_ladder,
     gpu,
@@ -259,6 +260,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "conv shapes": conv_ladder.table,
     "conv errors": conv_ladder.errors,
     "conv networks": conv_ladder.networks,
+    "gemm counters": counters.gemm,
+    "conv counters": counters.conv,
     "figures": figures,
     "attacks": reliability.attacks,
     "sanitizers": reliability.sanitizers,
