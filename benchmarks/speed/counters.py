@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import ctypes
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -61,7 +62,7 @@ STALLS = (
     *("gmma", "sleeping", "membar"),
 )
 METRICS = [TIME, *SHARES.values(), *map(STALL.format, STALLS)]
-_MARK = "FillKernel"  # which a rung's results are filled by before it runs
+_MARK = "FillKernel"  # runs before each rung
 
 
 def main() -> int:
@@ -70,6 +71,7 @@ def main() -> int:
     parser.add_argument("--run", help="a ladder whose rungs run once, for the profiler")
     parser.add_argument("--raw", type=Path, help="a folder for what the profiler prints")
     options = parser.parse_args()
+    ladders = measure.choices(parser, "--ladders", options.ladders, LADDERS)
     if options.run:
         run(options.run)
         return 0
@@ -78,7 +80,7 @@ def main() -> int:
         print("counters: there is no ncu on this machine", file=sys.stderr)
         return 1
     works = []
-    for ladder in options.ladders.split(","):
+    for ladder in ladders:
         command = [profiler, "--profile-from-start", "off", "--csv", "--page", "raw"]
         command += ["--metrics", ",".join(METRICS), *measure.program("counters", "--run", ladder)]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -101,11 +103,12 @@ def run(ladder: str) -> None:
     """Runs each rung of a ladder once while the profiler looks, and prints which could serve."""
     from dlsys.errors import DeviceError, KernelError
     from dlsys.executor.tune.microbenchmark import Microbenchmark
+    from dlsys.ndarray import empty, launch
     from dlsys.rungs import Algorithm
     from dlsys.runtime.device import gpu
     from dlsys.runtime.library import load
 
-    driver = ctypes.CDLL("libcuda.so.1")
+    driver, mark = ctypes.CDLL("libcuda.so.1"), empty((1,), gpu(0))
     for rung, precision in LADDERS[ladder]:
         node = _node(ladder, rung, precision)
         names = load().algorithms("cuda", node.op.kernel)
@@ -119,6 +122,7 @@ def run(ladder: str) -> None:
             print(f"{rung} {precision}: {error}", file=sys.stderr)
             continue
         driver.cuProfilerStart()
+        launch("fill", gpu(0), 0.0, mark)
         benchmark.results(algorithm)
         driver.cuProfilerStop()
         print(f"rung {rung} {precision}", flush=True)
@@ -154,8 +158,8 @@ def table_of(printed: str) -> list[dict[str, str]]:
 def told(
     kernels: Sequence[dict[str, str]], names: Sequence[tuple[str, str]]
 ) -> Iterator[dict[str, Any]]:
-    """What a record has of each rung: `kernels` are those of all of them, each rung's behind the
-    kernel that fills its results.
+    """What a record has of each rung: `kernels` are those of all of them, each rung's behind a
+    mark.
     """
     parts: list[list[dict[str, str]]] = []
     for kernel in kernels:
@@ -181,7 +185,8 @@ def told(
 
 def _short(name: str) -> str:
     """A kernel's name without its arguments, its namespaces and its result."""
-    bare = name.replace("(anonymous namespace)", "").partition("(")[0].partition("<")[0]
+    bare = re.sub(r"\(anonymous namespace\)|<unnamed>", "", name)
+    bare = bare.partition("(")[0].partition("<")[0]
     return bare.rpartition("::")[2].rpartition(" ")[2]
 
 

@@ -24,7 +24,7 @@ def kernel(number: int, name: str, ns: str, **metrics: str) -> dict[str, str]:
 
 KERNELS = [
     kernel(0, "void dlsys::FillKernel<float>(float, T1 *, long)", "10"),
-    kernel(1, "dlsys::NaiveGemmKernel(Gemm)", "1,200,000", l1="98.5", issue="30.1",
+    kernel(1, "dlsys::<unnamed>::NaiveGemmKernel(Gemm)", "1,200,000", l1="98.5", issue="30.1",
            mio_throttle="12.25"),
     kernel(2, "void dlsys::FillKernel<float>(float, T1 *, long)", "10"),
     kernel(3, "dlsys::ZeroKernel(unsigned *, int)", "1,000"),
