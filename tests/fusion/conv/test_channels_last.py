@@ -350,6 +350,25 @@ class Layout(unittest.TestCase):
             # three roundings that it goes through.
             np.testing.assert_allclose(last, first, rtol=3 * 2.0**-7, atol=2.0**-7)
 
+    def test_the_report_counts_what_is_left_of_the_other_layout(self) -> None:
+        x = ad.Variable("x", (2, 3, 11, 9))
+        y, parameters = block(x, norm=False)
+        loss = ad.sum_op(y * y)
+        executor = ad.Executor([loss, *ad.gradients(loss, parameters)], gpu(0), "bf16")
+        executor.run({x: np.ones(x.attrs["shape"], np.float32)})
+        found = executor.report().plans[0].last_channels
+        # Two forward, the gradients of both filters, and of the data of the second one.
+        self.assertEqual(found.convolutions, 5)
+        self.assertIn(
+            f"channels last: 5 convolutions, {found.transposes} transpose(s)",
+            str(executor.report()),
+        )
+        steps = executor.plan({x: x.attrs["shape"]}).steps
+        self.assertEqual(found.transposes, sum(s.node.op.name == "transpose" for s in steps))
+        plain = ad.Executor([y], gpu(0))
+        plain.run({x: np.ones(x.attrs["shape"], np.float32)})
+        self.assertIsNone(plain.report().plans[0].last_channels)
+
     def test_a_residual_network_has_one_transpose_left(self) -> None:
         model = nn.ResNet50(10, seed=0)
         x = ad.Variable("images", (2, 3, 64, 64))
