@@ -55,14 +55,16 @@ SHARES = {
     "l2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
     "dram": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
 }
+# Reasons for which warps wait; of a warp that could issue while another one does nothing is told.
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 STALLS = (
     *("long_scoreboard", "short_scoreboard", "lg_throttle", "mio_throttle", "math_pipe_throttle"),
-    *("barrier", "wait", "dispatch_stall", "not_selected", "no_instruction", "tex_throttle"),
-    *("gmma", "sleeping", "membar"),
+    *("barrier", "wait", "dispatch_stall", "no_instruction", "tex_throttle", "gmma"),
+    *("sleeping", "membar"),
 )
 METRICS = [TIME, *SHARES.values(), *map(STALL.format, STALLS)]
 _MARK = "FillKernel"  # runs before each rung
+_NAME = 32  # letters of a kernel's name; those of libraries are longer
 
 
 def main() -> int:
@@ -184,10 +186,10 @@ def told(
 
 
 def _short(name: str) -> str:
-    """A kernel's name without its arguments, its namespaces and its result."""
-    bare = re.sub(r"\(anonymous namespace\)|<unnamed>", "", name)
-    bare = bare.partition("(")[0].partition("<")[0]
-    return bare.rpartition("::")[2].rpartition(" ")[2]
+    """A kernel's name without its result, its namespaces and its arguments."""
+    spaces = r"^(void )?(\w+::|<?unnamed>::|\(anonymous namespace\)::)*"
+    bare = re.match(r"\w+", re.sub(spaces, "", name))
+    return bare[0][:_NAME] if bare else name
 
 
 def _number(text: str) -> float:

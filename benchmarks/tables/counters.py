@@ -21,7 +21,6 @@ REASONS = {
     "barrier": "a barrier",
     "wait": "the instruction before",
     "dispatch_stall": "registers in one bank",
-    "not_selected": "another warp's turn",
     "no_instruction": "instructions",
     "tex_throttle": "the queue of L1",
     "gmma": "tensor cores",

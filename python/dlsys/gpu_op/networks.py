@@ -69,7 +69,9 @@ def conv2d(
 def conv2d_gradient_of_data(
     f: NDArray, dy: NDArray, dx: NDArray, padding: Any = 0, stride: Any = 1, algo: str = ""
 ) -> None:
-    """dx (N, C, H, W) of conv2d from its filter and the gradient dy of its output."""
+    """dx (N, C, H, W) of conv2d from its filter and the gradient dy of its output. `algo` is as of
+    `conv2d`.
+    """
     scalars = checked(data_gradient_like_op, (f, dy, dx), dx, padding=padding, stride=stride)
     _convolve("conv2d_data_gradient", (f, dy, dx), scalars, algo)
 
@@ -77,7 +79,9 @@ def conv2d_gradient_of_data(
 def conv2d_gradient_of_filter(
     x: NDArray, dy: NDArray, df: NDArray, padding: Any = 0, stride: Any = 1, algo: str = ""
 ) -> None:
-    """df (O, C, kH, kW) of conv2d from its data and the gradient dy of its output."""
+    """df (O, C, kH, kW) of conv2d from its data and the gradient dy of its output. `algo` is as of
+    `conv2d`.
+    """
     scalars = checked(filter_gradient_like_op, (x, dy, df), df, padding=padding, stride=stride)
     _convolve("conv2d_filter_gradient", (x, dy, df), scalars, algo)
 
