@@ -244,7 +244,7 @@ def _last_channels(plan: Plan) -> LastChannels | None:
     moved = [
         sum(value.spec.nbytes for value in (*step.inputs, *step.outputs))
         for step in plan.steps
-        if step.node.op.kernel == "transpose" and step.node.attrs["axes"] in _LAYOUTS
+        if step.node.attrs.get("axes") in _LAYOUTS
     ]
     return LastChannels(len(convolutions), len(moved), sum(moved)) if convolutions else None
 
