@@ -62,6 +62,8 @@ class EveryRung(Folder):
         told = "--conv-algo cudnn: device numpy has no such rung; use auto, naive, fft"
         options = "-c", "numpy", "--conv-algo", "cudnn", "--data-dir", self.data
         self.refused(told, *OPTIONS, *options, status=1)
+        told = "--conv-algo is for what convolves, cnn and resnet; mlp does not: leave it out"
+        self.refused(told, "-m", "mlp", "--conv-algo", "fft", "--data-dir", self.data, status=2)
 
 
 if __name__ == "__main__":

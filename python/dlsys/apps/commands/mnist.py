@@ -31,6 +31,11 @@ def run(options: argparse.Namespace, parser: Parser) -> None:
     """A run of each model asked for."""
     try:
         setups = chosen(options) if options.resume is None else [resumed(options)]
+        if options.conv_algo and all(setup.model in ALL for setup in setups):
+            raise UsageError(
+                f"--conv-algo is for what convolves, cnn and resnet; {setups[0].model} does not: "
+                "leave it out"
+            )
         ctx = choose_device(options.device)
         with _convolving_by(options.conv_algo):
             train(setups, ctx, options, parser.line)
