@@ -261,7 +261,8 @@ def sums_of(works: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], Sums]
             rows = (row for row in work["rungs"] if row["precision"] == precision)
             ms = {r["algorithm"]: r["ms"] for r in rows if not r["algorithm"].startswith("numpy ")}
             auto, cudnn = ms.pop("auto"), ms.get("cudnn")
-            alike = {x: y for x, y in ms.items() if precision != "tf32" or x not in OF_WGMMA}
+            last = OF_WGMMA if precision == "tf32" else ()
+            alike = {x: y for x, y in ms.items() if not x.startswith(last)}
             fastest = min(alike, key=alike.__getitem__)
             ours = min(y for x, y in ms.items() if x != "cudnn")
             key = work["net"], direction, precision
@@ -290,7 +291,9 @@ def _tell(works: Sequence[dict[str, Any]]) -> None:
 
 def _line(direction: str, row: dict[str, Any]) -> str:
     share = f"{row['of_limit']:6.1%}" if row["of_limit"] else "     -"
-    error = f"{row['error']:9.2f} (mean {row['mean_error']:8.3f})" if row["error"] else "unknown"
+    error = "unknown"
+    if row["error"] is not None:
+        error = f"{row['error']:9.2f} (mean {row['mean_error']:8.3f})"
     return (
         f"  {direction:<8}{row['algorithm']:<23} {row['precision']:<5} {row['ms']:9.4f} ms "
         f"{row['tflops']:8.2f} TFLOP/s {share} of the limit, error {error} x 2^-24, "
