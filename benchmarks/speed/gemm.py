@@ -35,8 +35,16 @@ SHAPES = {
         (16384, 3072, 768),
         (16384, 768, 3072),
         (16384, 50304, 768),
+        # The gradients of the operands of each: dy by the transposed weights, and x by dy.
+        (16384, 768, 768, False, True),
         (16384, 768, 2304, False, True),
+        (16384, 768, 3072, False, True),
+        (16384, 3072, 768, False, True),
+        (16384, 768, 50304, False, True),
+        (768, 768, 16384, True, False),
         (768, 2304, 16384, True, False),
+        (768, 3072, 16384, True, False),
+        (3072, 768, 16384, True, False),
         (768, 50304, 16384, True, False),
     ],
     "skinny": [
