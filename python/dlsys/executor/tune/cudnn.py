@@ -22,6 +22,7 @@ from ...graph.lines import attributed_to
 from ...graph.node import Node
 from ...ops.conv.pooling import max_pool_gradient_op, max_pool_op
 from ...ops.elementwise import relu_op
+from ...ops.leaf import full_op
 from ...ops.math.power import pow_byconst_op
 from ...ops.norm.batch_norm import (
     batch_normalize_gradient_op,
@@ -80,7 +81,8 @@ def by_cudnn(fetches: Sequence[Node], named: Iterable[Node]) -> Mapping[Node, No
     NotApplicableError for what cuDNN has otherwise or not at all.
     """
     lowering = _Lowering(fetches)
-    for node in named:
+    # Gradients go by what their normalization saves, and may come before it.
+    for node in sorted(named, key=lambda node: node.op is not batch_normalize_op):
         with attributed_to(node):
             lowering.lower(node)
     return lowering.replaced
@@ -90,13 +92,12 @@ class _Lowering:
     def __init__(self, fetches: Sequence[Node]) -> None:
         self.replaced: dict[Node, Node] = {}
         self._graph = Graph(fetches)
-        # Of each x, mean, variance and eps: scale, and the mean and inverse deviation that were
-        # saved.
-        self._saved: dict[tuple[Any, ...], tuple[Node, Node, Node]] = {}
+        # The mean and 1 / sqrt(variance + eps) of what a gradient is of.
+        self._saved: dict[tuple[Any, ...], tuple[Node, Node]] = {}
         self._done: set[Node] = set()
 
     def lower(self, node: Node) -> None:
-        """Puts cuDNN's operator in the place of a node, whose inputs come before it."""
+        """Puts cuDNN's operator in the place of a node."""
         if node in self._done:
             return
         if node.op is max_pool_op:
@@ -148,51 +149,38 @@ class _Lowering:
             self._done.add(user)
 
     def _batch_norm(self, node: Node) -> None:
-        x, mean, variance, scale, bias = node.inputs
-        of_x = [values.inputs[0] for values in (mean, variance) if values.op.projection]
-        if len(of_x) < 2 or any(s.op is not batch_statistics_op or s.inputs[0] is not x for s in of_x):
-            _refuse(node, "it computes the mean and variance of x itself")
-        eps, inputs = node.attrs["eps"], [x, scale, bias]
-        inverse = pow_byconst_op(variance + eps, -0.5)
-        made = batch_norm(*inputs, body=close(inputs, [node, mean, inverse]))
-        made.stand_for(node)
-        y, saved, inverse = (value_of(made, k, like) for k, like in enumerate((node, mean, None)))
-        self.replaced[node], self.replaced[mean] = y, saved
-        # What rounding leaves of a variance of 0 may be below it.
-        self.replaced[variance] = relu_op(pow_byconst_op(inverse, -2.0) - eps)
-        self._saved[x, mean, variance, eps] = scale, saved, inverse
+        made = self._train(node, node, *node.inputs[3:])
+        self.replaced[node] = value_of(made, 0, node)
 
     def _sums(self, node: Node) -> None:
         """The gradients of scale and bias, with that of x where there is one."""
-        x, mean, variance, dy = node.inputs
-        scale, *_ = self._saved_for(node)
-        of_x = next(
-            (
-                user for value in self._values(node).values() for user in self._graph.users[value]
-                if user.op is batch_normalize_gradient_op and self._sums_of(user) is node
-                and user.inputs[3] is scale
-            ),
-            None,
-        )  # fmt: skip
-        sums = [self._value(node, k) for k in (0, 1)]
-        if of_x is None:
-            of_x = batch_normalize_gradient_op(
-                x, mean, variance, scale, *sums, dy, eps=node.attrs["eps"]
-            )
-        self._backward(of_x, sums)
+        self._train_anew(node)
+        values = self._values(node)
+        readers = (user for value in values.values() for user in self._graph.users[value])
+        of_x = (
+            user
+            for user in readers
+            if self._sums_of(user) is node and self._graph.before(user.inputs[3:4], [node])
+        )
+        gradient, sums = next(of_x, None), [self._value(node, k) for k in (0, 1)]
+        if gradient is None:
+            scale = _per_channel(node, 1.0)
+            *of_batch, dy = node.inputs
+            eps = node.attrs["eps"]
+            gradient = batch_normalize_gradient_op(*of_batch, scale, *sums, dy, eps=eps)
+        self._backward(gradient, sums)
 
     def _gradient(self, node: Node) -> None:
         """A gradient of x by another scale than the normalization's, as a second derivative has."""
+        self._train_anew(node)
         sums = self._sums_of(node)
         if sums is None:
             _refuse(node, "it computes the sums over dy itself")
-        self._saved_for(node)
         self._backward(node, [value_of(sums, k) for k in (0, 1)])
 
     def _backward(self, node: Node, sums: Sequence[Node]) -> None:
-        x, mean, variance, scale, _, _, dy = node.inputs
-        _, saved, inverse = self._saved[x, mean, variance, node.attrs["eps"]]
-        inputs = [x, scale, dy, saved, inverse]
+        x, _, _, scale, _, _, dy = node.inputs
+        inputs = [x, scale, dy, *self._saved[_key(node)]]
         made = batch_norm_gradient(*inputs, body=close(inputs, [node, *sums]))
         made.stand_for(node)
         for k, value in enumerate((node, *sums)):
@@ -200,14 +188,38 @@ class _Lowering:
                 self.replaced[value] = value_of(made, k, value)
         self._done.add(node)
 
-    def _saved_for(self, node: Node) -> tuple[Node, Node, Node]:
-        saved = self._saved.get((*node.inputs[:3], node.attrs["eps"]))
-        if saved is None:
-            _refuse(node, "it has the gradient of its own training form alone")
-        return saved
+    def _train_anew(self, node: Node) -> None:
+        """Has what a gradient reads saved where no y is computed."""
+        if _key(node) in self._saved:
+            return
+        if not node.attrs.get("training", True):
+            _refuse(node, "it has no gradient of the inference form")
+        affine = _per_channel(node, 1.0), _per_channel(node, 0.0)
+        attrs = {"eps": node.attrs["eps"], "training": True}
+        self._train(node, batch_normalize_op(*node.inputs[:3], *affine, **attrs), *affine)
+
+    def _train(self, node: Node, y: Node, scale: Node, bias: Node) -> Node:
+        """The training form, which gives y, the mean and the inverse deviation."""
+        x, mean, variance = node.inputs[:3]
+        made_of = [values.inputs[0] for values in (mean, variance) if values.op.projection]
+        of_x = [s for s in made_of if s.op is batch_statistics_op and s.inputs[0] is x]
+        if len(of_x) < 2:
+            _refuse(node, "it computes the mean and variance of x itself")
+        eps, inputs = node.attrs["eps"], [x, scale, bias]
+        inverse = pow_byconst_op(variance + eps, -0.5)
+        made = batch_norm(*inputs, body=close(inputs, [y, mean, inverse]))
+        made.stand_for(node)
+        saved = value_of(made, 1, mean), value_of(made, 2)
+        # Of a variance of 0 rounding may leave less.
+        again = relu_op(pow_byconst_op(saved[1], -2.0) - eps)
+        self.replaced |= {mean: saved[0], variance: again}
+        self._saved[_key(node)] = saved
+        return made
 
     def _sums_of(self, node: Node) -> Node | None:
         """The sums that a gradient of x reads, if they are of the same arrays."""
+        if node.op is not batch_normalize_gradient_op:
+            return None
         dscale, dbias = node.inputs[4:6]
         if not (dscale.op.projection and dbias.op.projection):
             return None
@@ -224,6 +236,17 @@ class _Lowering:
         """One of them, made where nobody reads it."""
         values = self._values(node)
         return values[index] if index in values else value_of(node, index)
+
+
+def _key(node: Node) -> tuple[Any, ...]:
+    """x, mean, variance and eps of a batch normalization or its gradient."""
+    return *node.inputs[:3], node.attrs["eps"]
+
+
+def _per_channel(node: Node, value: float) -> Node:
+    """One number for each channel."""
+    mean = node.inputs[1].spec
+    return full_op(mean.shape, value, dtype=mean.dtype)
 
 
 def _same(x: Node, node: Node) -> bool:
