@@ -19,7 +19,7 @@ from ...errors import NotApplicableError
 from ...fusion.shared.body import Fused, close
 from ...fusion.shared.rewrite import Graph, value_of
 from ...graph.lines import attributed_to
-from ...graph.node import Node
+from ...graph.node import Node, find_topo_sort
 from ...ops.conv.pooling import max_pool_gradient_op, max_pool_op
 from ...ops.elementwise import relu_op
 from ...ops.leaf import full_op
@@ -160,7 +160,7 @@ class _Lowering:
         of_x = (
             user
             for user in readers
-            if self._sums_of(user) is node and self._graph.before(user.inputs[3:4], [node])
+            if self._sums_of(user) is node and not _depends(user.inputs[3:4], node)
         )
         gradient, sums = next(of_x, None), [self._value(node, k) for k in (0, 1)]
         if gradient is None:
@@ -199,7 +199,9 @@ class _Lowering:
         self._train(node, batch_normalize_op(*node.inputs[:3], *affine, **attrs), *affine)
 
     def _train(self, node: Node, y: Node, scale: Node, bias: Node) -> Node:
-        """The training form, which gives y, the mean and the inverse deviation."""
+        """The training form, which gives y, the mean and the inverse deviation; for gradients the
+        first one keeps these whose scale and bias are not made of them, as second derivatives have.
+        """
         x, mean, variance = node.inputs[:3]
         made_of = [values.inputs[0] for values in (mean, variance) if values.op.projection]
         of_x = [s for s in made_of if s.op is batch_statistics_op and s.inputs[0] is x]
@@ -209,11 +211,12 @@ class _Lowering:
         inverse = pow_byconst_op(variance + eps, -0.5)
         made = batch_norm(*inputs, body=close(inputs, [y, mean, inverse]))
         made.stand_for(node)
-        saved = value_of(made, 1, mean), value_of(made, 2)
-        # Of a variance of 0 rounding may leave less.
-        again = relu_op(pow_byconst_op(saved[1], -2.0) - eps)
-        self.replaced |= {mean: saved[0], variance: again}
-        self._saved[_key(node)] = saved
+        if _key(node) not in self._saved and not _depends([scale, bias], of_x[0]):
+            saved = value_of(made, 1, mean), value_of(made, 2)
+            # Of a variance of 0 rounding may leave less.
+            again = relu_op(pow_byconst_op(saved[1], -2.0) - eps)
+            self.replaced |= {mean: saved[0], variance: again}
+            self._saved[_key(node)] = saved
         return made
 
     def _sums_of(self, node: Node) -> Node | None:
@@ -241,6 +244,10 @@ class _Lowering:
 def _key(node: Node) -> tuple[Any, ...]:
     """x, mean, variance and eps of a batch normalization or its gradient."""
     return *node.inputs[:3], node.attrs["eps"]
+
+
+def _depends(values: Sequence[Node], on: Node) -> bool:
+    return on in set(find_topo_sort(values))
 
 
 def _per_channel(node: Node, value: float) -> Node:
