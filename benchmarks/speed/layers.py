@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,6 @@ import numpy as np
 from shared import measure
 
 PEAK_BYTES = 4.28e12  # read and written a second by an H200, measured
-BLOCK = 1_048_573  # elements that are drawn; larger arrays repeat them
 IMAGES = 4  # of which errors are taken
 REPLAY_MS = 8.0  # of one measurement
 SIDES = {"own": "auto", "cudnn": "cudnn"}
@@ -97,36 +97,27 @@ WORKS = [
 ]
 
 
-def drawn(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Normally distributed, the same again for the same seed."""
-    block = np.random.default_rng(seed).standard_normal(BLOCK).astype(np.float32)
-    return np.resize(block, shape)
+Arrays = dict[str, Any]
 
 
-def parameters(work: Work, images: int, dtype: Any) -> dict[str, Any]:
-    """x, dy, and scale and bias a channel, which inference takes as variance and mean too."""
+def inputs(work: Work, images: int, dtype: Any) -> Arrays:
+    """Variables x and dy, and Parameters scale and bias a channel, which inference takes as
+    variance and mean too.
+    """
     from dlsys import autodiff as ad
 
     shape = (images, *work.shape[1:])
-    x = ad.Parameter(drawn(shape, 0), "x", dtype=dtype)
-    y = work.node(x, _affine(shape[1], dtype), "auto")
-    dy = ad.Parameter(drawn(y.shape, 1), "dy", dtype=dtype)
-    return {"x": x, "dy": dy, "affine": _affine(shape[1], dtype)}
-
-
-def _affine(channels: int, dtype: Any) -> tuple[Any, Any]:
-    from dlsys import autodiff as ad
-
     wide = np.float64 if dtype == np.float64 else np.float32
-    values = np.linspace(0.5, 1.5, channels), np.linspace(-1, 1, channels)
-    scale, bias = (
-        ad.Parameter(value.astype(wide), name) for value, name in zip(values, ("scale", "bias"))
-    )
-    return scale, bias
+    channels = np.linspace(0.5, 1.5, shape[1]), np.linspace(-1, 1, shape[1])
+    named = zip(channels, ("scale", "bias"))
+    affine = [ad.Parameter(value.astype(wide), name) for value, name in named]
+    x = ad.Variable("x", shape, dtype=dtype)
+    dy = ad.Variable("dy", work.node(x, affine, "auto").shape, dtype=dtype)
+    return {"x": x, "dy": dy, "affine": affine}
 
 
-def nodes(work: Work, given: dict[str, Any], algo: str) -> dict[str, list[Any]]:
-    """What a run computes: forward, and with the gradients or those alone."""
+def nodes(work: Work, given: Arrays, algo: str) -> dict[str, list[Any]]:
+    """What a run computes: forward, and with the gradients or, of an activation, those alone."""
     from dlsys import autodiff as ad
     from dlsys.ops import elementwise
 
@@ -141,17 +132,26 @@ def nodes(work: Work, given: dict[str, Any], algo: str) -> dict[str, list[Any]]:
     return {"forward": [y], "both": [y, *ad.gradients(y, wanted, dy)]}
 
 
+def feeds(executor: Any, given: Arrays, values: Arrays) -> dict[Any, Any]:
+    """What an executor is fed: those of x and dy that it reads."""
+    return {given[k]: values[k] for k in ("x", "dy") if given[k] in set(executor.topo_order)}
+
+
 def calls(work: Work, dtype: Any, ctx: Any) -> dict[tuple[str, str], Callable[[int], None]]:
     """For each side and direction what replays it so many times."""
     from dlsys import autodiff as ad
+    from dlsys import functional as F
     from dlsys.ops.optim.assign import group_op
 
-    given, found = parameters(work, work.shape[0], dtype), {}
+    given = inputs(work, work.shape[0], dtype)
+    drawn = [F.astype(F.random_normal(given[k].shape), dtype) for k in ("x", "dy")]
+    values = dict(zip(("x", "dy"), ad.Executor(drawn, ctx).run()))
+    found = {}
     for side, algo in SIDES.items():
         for direction, fetches in nodes(work, given, algo).items():
             executor = ad.Executor([group_op(*fetches)], ctx)
-            executor.run()
-            found[side, direction] = lambda n, executor=executor: executor.run_many(n)
+            fed = feeds(executor, given, values)
+            found[side, direction] = partial(executor.run_many, feed_dict=fed)
     return found
 
 
@@ -182,19 +182,21 @@ def errors(work: Work, dtype: Any, ctx: Any) -> dict[tuple[str, str], float]:
     from dlsys.dtypes import is_narrow, rounded
 
     images = min(IMAGES, work.shape[0])
-    own = parameters(work, images, dtype)
-    exact = parameters(work, images, np.float64)
-    for name in ("x", "dy"):
-        value = exact[name].asnumpy()
-        exact[name].set(rounded(value.astype(np.float32), dtype) if is_narrow(dtype) else value)
-    wanted = {
-        key: [np.asarray(v) for v in ad.Executor(fetches, None).run()]
-        for key, fetches in nodes(work, exact, "auto").items()
-    }
-    found = {}
+    own, exact = (inputs(work, images, kind) for kind in (dtype, np.float64))
+    rng = np.random.default_rng(0)
+    values = {}
+    for k in ("x", "dy"):
+        drawn = rng.standard_normal(own[k].shape).astype(np.float32)
+        values[k] = rounded(drawn, dtype) if is_narrow(dtype) else drawn
+    wide = {k: value.astype(np.float64) for k, value in values.items()}
+    wanted, found = {}, {}
+    for key, fetches in nodes(work, exact, "auto").items():
+        executor = ad.Executor(fetches)
+        wanted[key] = executor.run(feeds(executor, exact, wide))
     for side, algo in SIDES.items():
         for key, fetches in nodes(work, own, algo).items():
-            got = ad.Executor(fetches, ctx).run(convert_to_numpy_ret_vals=True)
+            executor = ad.Executor(fetches, ctx)
+            got = executor.run(feeds(executor, own, values), convert_to_numpy_ret_vals=True)
             pairs = [*zip(got, wanted[key])][key == "both" :]
             direction = "gradient" if key == "both" else key
             found[side, direction] = max(
@@ -230,8 +232,10 @@ def main() -> int:
                     layer=work.layer, work=work.name, dtype=name, direction=direction, nbytes=nbytes
                 )
                 for side in SIDES:
-                    took = us[side, direction] if (side, direction) in us else (
-                        us[side, "both"] - us[side, "forward"]
+                    took = (
+                        us[side, direction]
+                        if (side, direction) in us
+                        else (us[side, "both"] - us[side, "forward"])
                     )
                     row[side] = {
                         "us": round(took, 2),
@@ -251,8 +255,8 @@ def main() -> int:
 
 
 def _line(row: dict[str, Any]) -> str:
-    sides = "; ".join(
-        f"{side} {row[side]['us']:8.1f} us {row[side]['of_bandwidth']:5.0%} {row[side]['error']:.1e}"
-        for side in SIDES
-    )
-    return f"{row['work']:42} {row['dtype']:8} {row['direction']:8} {sides}"
+    told = []
+    for side in SIDES:
+        us, share, error = row[side].values()
+        told.append(f"{side} {us:8.1f} us {share:5.0%} {error:.1e}")
+    return f"{row['work']:42} {row['dtype']:8} {row['direction']:8} {'; '.join(told)}"

@@ -71,7 +71,7 @@ CONV = Ladder(
 ATTENTION = Ladder(
     "attention", ("naive", "tiled", "flash"), numpy=("naive", "tiled"), composed=("naive",)
 )
-# Of these auto is the one own kernel, and cudnn an operator of its own (executor/tune/cudnn.py).
+# Of these auto is the one own kernel, cudnn an operator of fusion/shared/cudnn_operators.py.
 ACTIVATION = Ladder("activation", ("cudnn",), numpy=(), kernel="cudnn_relu")
 POOL = Ladder("pool", ("cudnn",), numpy=(), kernel="cudnn_max_pool2d")
 BATCH_NORM = Ladder("batch_norm", ("cudnn",), numpy=(), kernel="cudnn_batch_normalize")

@@ -1,7 +1,7 @@
-// A stand-in for libcudnn for the emulated GPU, whose memory is the host's: activations, pooling and
-// batch normalization with the arguments of cudnn_ops.h, by their definitions, in double precision.
-// It has float32 and bfloat16; float16 it does not support. A call waits for its stream and computes
-// at once, so that graphs are not to be captured.
+// A stand-in for libcudnn for the emulated GPU, whose memory is the host's: activations, pooling
+// and batch normalization with the arguments of cudnn_ops.h, by their definitions, in double
+// precision. It has float32 and bfloat16; float16 it does not support. A call waits for its stream
+// and computes at once, so that graphs are not to be captured.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <math.h>
@@ -87,16 +87,20 @@ int cudnnActivationForward(Handle* handle, const Activation* a, const float* alp
   const int status = Begin(handle, t);
   for (long k = 0; !status && k < Numel(t); k++) {
     const double v = Get(t, x, k);
-    Set(t, y, k, a->mode == kTanh ? tanh(v) : a->mode == kRelu ? (v < 0 ? 0 : v) : 1 / (1 + exp(-v)));
+    Set(t, y, k,
+        a->mode == kTanh   ? tanh(v)
+        : a->mode == kRelu ? (v < 0 ? 0 : v)
+                           : 1 / (1 + exp(-v)));
   }
   return status;
 }
 
-int cudnnActivationBackward(Handle* handle, const Activation* a, const float* alpha, const Tensor* t,
-                            const void* y, const Tensor* of_dy, const void* dy, const Tensor* of_x,
-                            const void* x, const float* beta, const Tensor* of_dx, void* dx) {
-  const int alike = !memcmp(t, of_dy, sizeof *t) && !memcmp(t, of_x, sizeof *t) &&
-                    !memcmp(t, of_dx, sizeof *t);
+int cudnnActivationBackward(Handle* handle, const Activation* a, const float* alpha,
+                            const Tensor* t, const void* y, const Tensor* of_dy, const void* dy,
+                            const Tensor* of_x, const void* x, const float* beta,
+                            const Tensor* of_dx, void* dx) {
+  const int alike =
+      !memcmp(t, of_dy, sizeof *t) && !memcmp(t, of_x, sizeof *t) && !memcmp(t, of_dx, sizeof *t);
   if (*alpha != 1 || *beta != 0 || !alike) return kBadParam;
   const int status = Begin(handle, t);
   for (long k = 0; !status && k < Numel(t); k++) {

@@ -79,9 +79,11 @@ class BatchNorm2d(Module):
         )  # fmt: skip
 
     def options(self) -> str:
-        return _with_eps(str(self.weight.shape[0]), self.eps) + (
-            f", momentum={self.momentum}" if self.momentum != 0.1 else ""
-        ) + (f", algo={self.algo!r}" if self.algo else "")
+        return (
+            _with_eps(str(self.weight.shape[0]), self.eps)
+            + (f", momentum={self.momentum}" if self.momentum != 0.1 else "")
+            + (f", algo={self.algo!r}" if self.algo else "")
+        )
 
 
 class LayerNorm(Module):

@@ -17,9 +17,7 @@ from .module import Module, changed
 SHARED: dict[str, Kind] = dict(
     window=WINDOW, stride=WINDOW, padding=AsGiven(Padding()), ceil_mode=Bool(), algo=Rung(POOL)
 )
-USUAL = dict(
-    stride=None, padding=0, ceil_mode=False, dilation=1, count_include_pad=True, algo=None
-)
+USUAL = dict(stride=None, padding=0, ceil_mode=False, dilation=1, count_include_pad=True, algo=None)
 
 
 class Pool(Module):

@@ -277,7 +277,8 @@ class ActivationGradient(FloatElementwise):
         self.composed = composed
 
     def simplify(self, node: Node) -> Node | None:
-        return super().simplify(node) if named_rung(node) else self.composed(*node.inputs)
+        cast = super().simplify(node)
+        return cast if cast is not None or named_rung(node) else self.composed(*node.inputs)
 
 
 def inputs_of(gradient: Callable, constants: int = 0) -> list[str]:

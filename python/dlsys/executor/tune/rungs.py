@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from ...dtypes import is_integral
 from ...errors import NotApplicableError
+from ...fusion.shared.cudnn_operators import by_cudnn
 from ...fusion.shared.rewrite import exchange
 from ...graph.lines import attributed_to
 from ...graph.node import Node, find_topo_sort
@@ -25,7 +26,6 @@ from ...runtime.library import load
 from ...runtime.target import Target
 from ...settings import settings
 from ..run.tables import in_kernel_order
-from .cudnn import by_cudnn
 
 
 def select_rungs(fetches: Sequence[Node], options: Options) -> list[Node]:

@@ -149,9 +149,7 @@ class BatchNormalizeSumsOp(Op):
 
     name = kernel = "batch_normalize_sums"
     autocast, autocast_inputs = "follow", (0, 3)
-    signature = Signature(
-        "x", "mean", "variance", "dy", "*", eps=EPS, training=Bool(), algo=RUNG
-    )
+    signature = Signature("x", "mean", "variance", "dy", "*", eps=EPS, training=Bool(), algo=RUNG)
     ladder = BATCH_NORM
     outputs = 2
 

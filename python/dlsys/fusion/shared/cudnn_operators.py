@@ -1,4 +1,4 @@
-"""cudnn: the rung of that name of activations, pooling and batch normalization.
+"""The rung `cudnn` of activations, pooling and batch normalization, for executor/tune/rungs.py.
 
 cuDNN draws the lines between its functions elsewhere: its max-pooling keeps no indices, and its
 gradient reads the images and their maxima instead; its batch normalization in training form is
@@ -6,8 +6,9 @@ statistics and map at once, and so are its gradients. So this rung is operators 
 kernels (src/cuda/cudnn/) call the library. Each keeps what it stands for as its body. No fusion
 knows them: what names the rung is a kernel of its own.
 
-Where the two define things differently, cuDNN's way is refused: indices of maxima, the gradient of
-the inference form, statistics that are not those of x.
+What cuDNN lacks is refused: indices of maxima, and with them second derivatives of maxima; a
+training form by statistics that are not those of x. The inference form has no gradient there, so
+that its gradient is the own one.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ...errors import NotApplicableError
-from ...fusion.shared.body import Fused, close
-from ...fusion.shared.rewrite import Graph, value_of
 from ...graph.lines import attributed_to
 from ...graph.node import Node, find_topo_sort
 from ...ops.conv.pooling import max_pool_gradient_op, max_pool_op
@@ -31,6 +30,8 @@ from ...ops.norm.batch_norm import (
     batch_statistics_op,
 )
 from ...ops.reduce import broadcast_like_op
+from .body import Fused, close
+from .rewrite import Graph, value_of
 
 
 class Cudnn(Fused):
@@ -105,7 +106,8 @@ class _Lowering:
         elif node.op is batch_normalize_op and node.attrs["training"]:
             self._batch_norm(node)
         elif node.op is batch_normalize_sums_op:
-            self._sums(node)
+            if node.attrs["training"]:
+                self._sums(node)
         elif node.op is batch_normalize_gradient_op:
             self._gradient(node)
         elif node.op.kernel in ALIKE:
@@ -192,8 +194,6 @@ class _Lowering:
         """Has what a gradient reads saved where no y is computed."""
         if _key(node) in self._saved:
             return
-        if not node.attrs.get("training", True):
-            _refuse(node, "it has no gradient of the inference form")
         affine = _per_channel(node, 1.0), _per_channel(node, 0.0)
         attrs = {"eps": node.attrs["eps"], "training": True}
         self._train(node, batch_normalize_op(*node.inputs[:3], *affine, **attrs), *affine)
