@@ -14,8 +14,9 @@ relative to the largest value, against float64 on numpy, over images fewer.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -213,45 +214,43 @@ def main() -> int:
     options = parser.parse_args()
     from dlsys.dtypes import as_dtype
     from dlsys.runtime.device import device_name, gpu
+    from dlsys.runtime.library import load
     from dlsys.settings import settings
 
     ctx, results = gpu(0), []
     settings.streams = 1  # a difference of two times has no other kernels beside it
-    for name in options.dtypes.split(","):
-        dtype = as_dtype(name)
-        for work in WORKS:
-            if options.only and not any(part in work.name for part in options.only):
-                continue
-            us, error = timed(calls(work, dtype, ctx), options.rounds, ctx), {}
-            error = errors(work, dtype, ctx)
-            for direction in ("forward", "gradient"):
-                if ("own", direction) not in error:
-                    continue
-                nbytes = work.nbytes(direction, dtype.itemsize)
-                row: dict[str, Any] = dict(
-                    layer=work.layer, work=work.name, dtype=name, direction=direction, nbytes=nbytes
-                )
-                for side in SIDES:
-                    took = (
-                        us[side, direction]
-                        if (side, direction) in us
-                        else (us[side, "both"] - us[side, "forward"])
-                    )
-                    row[side] = {
-                        "us": round(took, 2),
-                        "of_bandwidth": round(nbytes / took * 1e6 / PEAK_BYTES, 3),
-                        "error": float(f"{error[side, direction]:.2g}"),
-                    }
-                results.append(row)
-                print(_line(row), flush=True)
+    for name, work in itertools.product(options.dtypes.split(","), WORKS):
+        if options.only and not any(part in work.name for part in options.only):
+            continue
+        for row in rows(work, as_dtype(name), options.rounds, ctx):
+            results.append(row)
+            print(_line(row), flush=True)
     if not options.only:
-        from dlsys.runtime.library import load
-
         number = load().algorithms("cuda", "conv2d").index("cudnn") + 1
         library = load().algorithm_source("cuda", "conv2d", number)
         found = {"device": device_name(ctx), "cudnn": library, "works": results}
         print(measure.save("layers", options, found))
     return 0
+
+
+def rows(work: Work, dtype: Any, rounds: int, ctx: Any) -> Iterator[dict[str, Any]]:
+    """The figures of a work, a row a direction."""
+    us, error = timed(calls(work, dtype, ctx), rounds, ctx), errors(work, dtype, ctx)
+    for direction in ("forward", "gradient"):
+        if ("own", direction) not in error:
+            continue
+        nbytes = work.nbytes(direction, dtype.itemsize)
+        row = dict(work=work.name, dtype=str(dtype), direction=direction, nbytes=nbytes)
+        for side in SIDES:
+            took = us.get((side, direction))
+            if took is None:
+                took = us[side, "both"] - us[side, "forward"]
+            row[side] = {
+                "us": round(took, 2),
+                "of_bandwidth": round(nbytes / took * 1e6 / PEAK_BYTES, 3),
+                "error": float(f"{error[side, direction]:.2g}"),
+            }
+        yield row
 
 
 def _line(row: dict[str, Any]) -> str:
