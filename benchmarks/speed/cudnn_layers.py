@@ -1,9 +1,9 @@
 """Activations, pooling and batch normalization by the own kernels and by cuDNN's, in turns: time,
 share of the memory's bandwidth, error.
 
-    python benchmarks layers [--dtypes float32,bfloat16] [--only PART ...] [--rounds N]
+    python benchmarks cudnn_layers [--dtypes float32,bfloat16] [--only PART ...] [--rounds N]
 
-Leaves results/layers.json, of which `python benchmarks table` makes the table of
+Leaves results/cudnn_layers.json, of which `python benchmarks table` makes the table of
 docs/learn/3-layers.md. Each side is a captured graph, replayed many times; its results stay on the
 device. The gradient of an activation is measured alone, on an output that is there already; that of
 the others is what forward and gradient take together, less forward, since each side keeps something
@@ -229,7 +229,7 @@ def main() -> int:
         number = load().algorithms("cuda", "conv2d").index("cudnn") + 1
         library = load().algorithm_source("cuda", "conv2d", number)
         found = {"device": device_name(ctx), "cudnn": library, "works": results}
-        print(measure.save("layers", options, found))
+        print(measure.save("cudnn_layers", options, found))
     return 0
 
 
