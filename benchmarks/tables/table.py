@@ -17,6 +17,7 @@ from typing import Any
 from tables import (
     attention_ladder,
     conv_ladder,
+    cudnn_layers,
     eager,
     gemm_ladder,
     gpu,
@@ -46,7 +47,10 @@ FILES = (
             "onnx.md",
         )
     ),
-    *(ROOT / "docs" / "learn" / name for name in ("gemm.md", "conv.md", "attention.md")),
+    *(
+        ROOT / "docs" / "learn" / name
+        for name in ("3-layers.md", "gemm.md", "conv.md", "attention.md")
+    ),
     ROOT / "README.md",
 )
 NETWORKS = {
@@ -253,6 +257,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "conv rungs": conv_ladder.drawn,
     "conv shapes": conv_ladder.table,
     "conv errors": conv_ladder.errors,
+    "cudnn layers": cudnn_layers.table,
     "figures": figures,
     "attacks": reliability.attacks,
     "sanitizers": reliability.sanitizers,
