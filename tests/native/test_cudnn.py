@@ -25,8 +25,12 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import functional as F
 from dlsys import nn, optim
+from dlsys.dist.group import Alone
 from dlsys.dtypes import ROUNDING, bfloat16, is_narrow, rounded
 from dlsys.errors import DeviceError, GraphError, NotApplicableError
+from dlsys.graph.node import find_topo_sort
+from dlsys.inference import fold
+from dlsys.inference.form import inference_form
 from dlsys.ndarray import empty, launch
 from dlsys.runtime.device import Context, cpu, gpu, unavailable
 from dlsys.settings import settings
@@ -460,6 +464,18 @@ class Elsewhere(unittest.TestCase):
         for build in (F.relu, lambda x, algo: F.max_pool2d(x, 2, algo=algo)):
             with self.assertRaisesRegex(GraphError, "algo must be auto or cudnn, got 'naive'"):
                 build(X, algo="naive")
+
+    def test_of_several_ranks_as_one_batch_there_is_none(self) -> None:
+        with self.assertRaisesRegex(GraphError, "BatchNorm2d: algo='cudnn' takes the statistics"):
+            nn.BatchNorm2d(3, group=Alone(), algo="cudnn")
+
+    def test_inference_keeps_the_rung(self) -> None:
+        """A normalization that names it is not folded into the convolution before it."""
+        for algo, folded in ((None, True), ("cudnn", False)):
+            model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, algo=algo))
+            made = fold.folded(inference_form([model(X)]))
+            found = [n for n in find_topo_sort(made) if n.op.kernel == "batch_normalize"]
+            self.assertEqual([n.attrs["algo"] for n in found], [] if folded else ["cudnn"])
 
     @require(gpu(0))
     def test_without_the_library_the_error_says_so(self) -> None:

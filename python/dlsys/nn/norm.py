@@ -15,6 +15,7 @@ from ..errors import GraphError
 from ..graph.lines import where
 from ..init import ones, zeros
 from ..ops.norm.batch_norm import EPS, RUNG
+from ..rungs import AUTO
 from .layers import SIZE
 from .module import Module
 
@@ -61,6 +62,11 @@ class BatchNorm2d(Module):
         group: Group | None = None,
         algo: str | None = None,
     ) -> None:
+        if group is not None and algo not in (None, AUTO):
+            raise GraphError(
+                f"{type(self).__name__}: algo={algo!r} takes the statistics of one rank's share; "
+                f"leave out algo or group [{where()}]"
+            )
         self.weight = Parameter(ones((channels,)), "weight")
         self.bias = Parameter(zeros((channels,)), "bias")
         self.running_mean = Parameter(zeros((channels,)), "running_mean", trainable=False)
