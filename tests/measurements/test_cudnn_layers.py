@@ -56,9 +56,11 @@ class Benchmark(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "cudnn_layers.json").write_text(json.dumps(record))
             told = cudnn_layers.table(Results(Path(folder)))
-        self.assertIn("cuDNN 9.1.0, µs", told)
-        cells = "| 2.0 | 50% | 1e-07 | 5.0 | 50% | 1e-07 | 2.50 |"
-        self.assertIn(f"| relu of x, float32, forward {cells}", told)
+        self.assertIn("| layer | forward, own | forward, cuDNN | gradient, own |", told)
+        self.assertIn(
+            "| relu of x, float32 | 2.0 (50%) | 5.0 (50%) | - | - | 1e-07 | 1e-07 |", told
+        )
+        self.assertIn("cuDNN 9.1.0. a GPU", told)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 // and computes at once, so that graphs are not to be captured.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -156,7 +157,7 @@ int cudnnPoolingForward(Handle* handle, const Pooling* p, const float* alpha, co
   long* inside = malloc(sizeof *inside * p->h * p->w);
   for (long at = 0; !status && at < Numel(of_y); at++) {
     const int count = Inside(&s, at, inside);
-    double sum = 0, most = -INFINITY;
+    double sum = 0, most = -FLT_MAX;  // as cuDNN does, where all are less
     for (int k = 0; k < count; k++) {
       const double v = Get(of_x, x, inside[k]);
       sum += v;
@@ -181,7 +182,8 @@ int cudnnPoolingBackward(Handle* handle, const Pooling* p, const float* alpha, c
     const int count = Inside(&s, at, inside);
     for (int k = 0; k < count; k++) {
       if (p->mode != kMax) sums[inside[k]] += Get(of_dy, dy, at) / Divisor(p, count);
-      if (p->mode == kMax && Get(of_x, x, inside[k]) == Get(of_y, y, at)) {
+      const double value = Get(of_x, x, inside[k]), wanted = Get(of_y, y, at);
+      if (p->mode == kMax && (value == wanted || (isnan(value) && isnan(wanted)))) {
         sums[inside[k]] += Get(of_dy, dy, at);
         break;
       }

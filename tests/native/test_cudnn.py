@@ -198,6 +198,25 @@ class TestCudnn(unittest.TestCase):
                 sums = of_magnitudes(max_pool(*how), x, FLOAT32)
                 self.check(max_pool(*how), [x], FLOAT32, (0, 11 * UNIT * sums[1]))
 
+    def test_nan_and_infinity(self) -> None:
+        """NaN is the largest, as here; of -inf alone it makes the least number, and no gradient."""
+        nan, inf, least = np.nan, np.inf, float(np.finfo(np.float32).min)
+        x = np.array(
+            [[1, nan, -inf, -inf], [2, 3, -inf, -inf], [inf, 1, nan, nan], [inf, 2, nan, 4]]
+        )
+        x = x.astype(np.float32).reshape(1, 1, 4, 4)
+        y, dx = run(max_pool(2), [x], FLOAT32, "cudnn", self.ctx)
+        np.testing.assert_array_equal(y[0, 0], [[nan, least], [inf, nan]])
+        dy = draw(1, 1, 2, 2, seed=1)[0, 0]
+        wanted = np.zeros((4, 4))
+        wanted[0, 1], wanted[2, 0], wanted[2, 2] = dy[0, 0], dy[1, 0], dy[1, 1]
+        np.testing.assert_array_equal(dx[0, 0], wanted)
+        for build in ACTIVATIONS.values():
+            for got, own in zip(
+                run(build, [x], FLOAT32, "cudnn", self.ctx), run(build, [x], FLOAT32, "auto", None)
+            ):
+                np.testing.assert_allclose(got, own, atol=1e-6)
+
     def test_batch_norm(self) -> None:
         """Sums over the count are within Higham's gamma of their magnitudes."""
         for shape, dtype in itertools.product(

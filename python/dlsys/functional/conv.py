@@ -140,9 +140,10 @@ def max_pool2d(
     `conv2d`, below the extent; it never wins. A tie goes to the first element in row-major order,
     and NaN counts as the largest. return_indices: gives (values, indices), where an index, int64,
     counts the elements of the image H·W in row-major order. algo: "cudnn" computes it and its
-    gradient by cuDNN on a GPU, without indices; without it DLSYS_POOL counts. ShapeError for
-    attributes or shapes that do not fit, NotApplicableError at the first run where the device lacks
-    the rung or cuDNN cannot compute this.
+    gradient by cuDNN on a GPU, without indices, where a window of -inf alone gives the least finite
+    number; without it DLSYS_POOL counts. ShapeError for attributes or shapes that do not fit,
+    NotApplicableError at the first run where the device lacks the rung or cuDNN cannot compute
+    this.
 
     >>> images = dl.arange(16.0).reshape(1, 1, 4, 4)
     >>> F.max_pool2d(images, 2)

@@ -18,7 +18,7 @@ class ByRung(Module):
         self.algo = algo
 
     def options(self) -> str:
-        return f"algo={self.algo!r}" if self.algo else ""
+        return f"algo={self.algo}" if self.algo else ""
 
 
 class ReLU(ByRung):

@@ -88,7 +88,7 @@ class BatchNorm2d(Module):
         return (
             _with_eps(str(self.weight.shape[0]), self.eps)
             + (f", momentum={self.momentum}" if self.momentum != 0.1 else "")
-            + (f", algo={self.algo!r}" if self.algo else "")
+            + (f", algo={self.algo}" if self.algo else "")
         )
 
 

@@ -1,6 +1,7 @@
 // The rung `cudnn` of max and mean pooling with their gradients: x and dx (n, c, in), y and dy (n,
 // c, out), of float32, bfloat16 or float16. cuDNN keeps no indices: its gradient of the maximum
-// finds them again in x, where it meets y, and is the deterministic one. Of the gradient of the
+// finds them again in x, where it meets y, and is the deterministic one. NaN is the largest; of a
+// window of -inf alone it makes the least finite number, and no gradient. For the gradient of the
 // mean it asks for x and y too, but their values do not count, so that it is given dx and dy.
 // Windows are not dilated, both ends of an axis padded alike. Memory bandwidth limits them.
 #include "cuda/cudnn/cudnn.cuh"
