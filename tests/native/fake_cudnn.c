@@ -212,7 +212,7 @@ int cudnnBatchNormalizationForwardTraining(Handle* handle, int mode, const float
                                            const float* scale, const float* bias, double factor,
                                            void* running_mean, void* running_variance, double eps,
                                            float* mean, float* inverse) {
-  if (mode != 1 || *alpha != 1 || *beta != 0 || !IsOfChannels(channels, t) || factor != 1 ||
+  if (mode != 2 || *alpha != 1 || *beta != 0 || !IsOfChannels(channels, t) || factor != 1 ||
       running_mean || running_variance || memcmp(t, of_y, sizeof *t))
     return kBadParam;
   const int status = Begin(handle, t);
@@ -235,7 +235,7 @@ int cudnnBatchNormalizationForwardInference(Handle* handle, int mode, const floa
                                             const Tensor* of_y, void* y, const Tensor* channels,
                                             const float* scale, const float* bias,
                                             const float* mean, const float* variance, double eps) {
-  if (mode != 1 || *alpha != 1 || *beta != 0 || !IsOfChannels(channels, t) ||
+  if (mode != 2 || *alpha != 1 || *beta != 0 || !IsOfChannels(channels, t) ||
       memcmp(t, of_y, sizeof *t))
     return kBadParam;
   const int status = Begin(handle, t);
@@ -254,7 +254,7 @@ int cudnnBatchNormalizationBackward(Handle* handle, int mode, const float* alpha
                                     void* dx, const Tensor* channels, const float* scale,
                                     float* dscale, float* dbias, double eps, const float* mean,
                                     const float* inverse) {
-  if (mode != 1 || *alpha_data != 1 || *beta_data != 0 || *alpha_sums != 1 || *beta_sums != 0 ||
+  if (mode != 2 || *alpha_data != 1 || *beta_data != 0 || *alpha_sums != 1 || *beta_sums != 0 ||
       !IsOfChannels(channels, t) || !(eps > 0) || memcmp(t, of_dy, sizeof *t) ||
       memcmp(t, of_dx, sizeof *t))
     return kBadParam;
