@@ -18,6 +18,7 @@ from tables import (
     attention_ladder,
     conv_ladder,
     counters,
+    cudnn_layers,
     eager,
     gemm_ladder,
     gpu,
@@ -47,7 +48,10 @@ FILES = (
             "onnx.md",
         )
     ),
-    *(ROOT / "docs" / "learn" / name for name in ("gemm.md", "conv.md", "attention.md")),
+    *(
+        ROOT / "docs" / "learn" / name
+        for name in ("3-layers.md", "gemm.md", "conv.md", "attention.md")
+    ),
     ROOT / "README.md",
 )
 NETWORKS = {
@@ -262,6 +266,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "conv networks": conv_ladder.networks,
     "gemm counters": counters.gemm,
     "conv counters": counters.conv,
+    "cudnn layers": cudnn_layers.table,
     "figures": figures,
     "attacks": reliability.attacks,
     "sanitizers": reliability.sanitizers,

@@ -1,5 +1,5 @@
-"""Rungs: the families of algorithms of a matrix product, a convolution or attention that users
-name by `algo=` or by a setting.
+"""Rungs: the families of algorithms of a matrix product, a convolution, attention, an activation,
+pooling or batch normalization that users name by `algo=` or by a setting.
 
 An algorithm of a kernel is called by its rung alone, where the rung's own heuristic picks tiles and
 splits, or by its rung and a variant, as in "warp 128x64 by 2". The rungs of a device are the first
@@ -41,6 +41,8 @@ class Ladder(NamedTuple):
         composed: those of every device that are compositions of other operators.
         variants: those of rungs, on every device that has the rung, which users may name too, for
             they differ by more than speed.
+        kernel: where the rungs are operators of their own, a kernel of theirs: a device that has it
+            has all of them.
     """
 
     setting: str
@@ -49,6 +51,7 @@ class Ladder(NamedTuple):
     outdone: tuple[str, ...] = ()
     composed: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
+    kernel: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -73,6 +76,10 @@ CONV = Ladder(
 ATTENTION = Ladder(
     "attention", ("naive", "tiled", "flash"), numpy=("naive", "tiled"), composed=("naive",)
 )
+# Of these auto is the one own kernel, cudnn an operator of fusion/shared/cudnn_operators.py.
+ACTIVATION = Ladder("activation", ("cudnn",), numpy=(), kernel="cudnn_relu")
+POOL = Ladder("pool", ("cudnn",), numpy=(), kernel="cudnn_max_pool2d")
+BATCH_NORM = Ladder("batch_norm", ("cudnn",), numpy=(), kernel="cudnn_batch_normalize")
 
 
 def rung_of(algorithm: str) -> str:

@@ -20,6 +20,9 @@ DLSYS_GEMM         auto      the rung of every matrix product that names none by
                              it to a heuristic and to the autotuner; docs/learn/gemm.md has the list
 DLSYS_CONV         auto      the same for convolutions
 DLSYS_ATTENTION    auto      the same for attention: naive, tiled, flash
+DLSYS_ACTIVATION   auto      the same for relu, sigmoid and tanh: cudnn, else the own kernels
+DLSYS_POOL         auto      the same for max and average pooling
+DLSYS_BATCH_NORM   auto      the same for batch normalization
 DLSYS_NVTX         0         1 marks every step as an NVTX range named by its kernel, for Nsight
                              Systems and the like; needs a library with the GPU part
 DLSYS_CAPTURE      1         0 launches the kernels of a step one by one, where a GPU would replay
@@ -59,7 +62,7 @@ import os
 import warnings
 
 from .errors import SettingError
-from .rungs import ATTENTION, CONV, GEMM
+from .rungs import ACTIVATION, ATTENTION, BATCH_NORM, CONV, GEMM, POOL
 
 _MOST = 1024  # threads, streams
 CONV_WORKSPACE = 1024  # MiB, as in src/cuda/conv/conv.cu
@@ -115,6 +118,9 @@ class Settings:
         self.conv = _one_of("DLSYS_CONV", *CONV.words)
         self.conv_workspace = _number("DLSYS_CONV_WORKSPACE", str(CONV_WORKSPACE), _MOST_MIB)
         self.attention = _one_of("DLSYS_ATTENTION", *ATTENTION.words)
+        self.activation = _one_of("DLSYS_ACTIVATION", *ACTIVATION.words)
+        self.pool = _one_of("DLSYS_POOL", *POOL.words)
+        self.batch_norm = _one_of("DLSYS_BATCH_NORM", *BATCH_NORM.words)
         self.capture = _one_of("DLSYS_CAPTURE", "1", "0") == "1"
         self.streams = max(1, _number("DLSYS_STREAMS", "4"))
         self.fusion = os.environ.get("DLSYS_FUSION") or "all"

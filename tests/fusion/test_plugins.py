@@ -98,7 +98,7 @@ class Settings(unittest.TestCase):
     def test_every_file_is_a_fusion_but_what_they_share(self) -> None:
         files = {path.stem for path in (PACKAGE / "fusion").rglob("*.py")}
         shared = {"__init__", "body", "rewrite"}
-        kinds = "conv_pool", "head", "image", "norm", "update"
+        kinds = "conv_pool", "cudnn", "head", "image", "norm", "update"
         shared |= {f"{kind}_operators" for kind in kinds}
         shared.add("kept_filters")  # only programs for inference name it
         self.assertEqual(files - shared, set(NAMES))

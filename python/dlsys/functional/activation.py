@@ -26,15 +26,17 @@ __all__ = [
 
 
 @recorded
-def relu(x: Array) -> Array:
+def relu(x: Array, algo: str | None = None) -> Array:
     """The rectifier max(x, 0) of each element.
 
-    x: any shape and dtype; the result has both. Its gradient at 0 is 0.
+    x: any shape and dtype; the result has both. Its gradient at 0 is 0. algo: "cudnn" computes it
+    and its gradient by cuDNN on a GPU, in kernels of their own; without it DLSYS_ACTIVATION counts.
+    NotApplicableError at the first run where the device lacks the rung.
 
     >>> F.relu(dl.tensor([-1.0, 0.0, 2.0]))
     Tensor([0., 0., 2.], device=numpy)
     """
-    return relu_op(as_node(x))
+    return relu_op(as_node(x), algo=algo)
 
 
 @recorded
@@ -143,27 +145,27 @@ def hardswish(x: Array) -> Array:
 
 
 @recorded
-def sigmoid(x: Array) -> Array:
+def sigmoid(x: Array, algo: str | None = None) -> Array:
     """1 / (1 + exp(-x)) of each element.
 
-    x: any shape; floats keep their dtype, integers give floats.
+    x: any shape; floats keep their dtype, integers give floats. algo: as of `relu`.
 
     >>> F.sigmoid(dl.tensor([-1.0, 0.0, 2.0]))
     Tensor([0.2689414, 0.5      , 0.880797 ], device=numpy)
     """
-    return sigmoid_op(as_node(x))
+    return sigmoid_op(as_node(x), algo=algo)
 
 
 @recorded
-def tanh(x: Array) -> Array:
+def tanh(x: Array, algo: str | None = None) -> Array:
     """The hyperbolic tangent of each element.
 
-    x: any shape; floats keep their dtype, integers give floats.
+    x: any shape; floats keep their dtype, integers give floats. algo: as of `relu`.
 
     >>> F.tanh(dl.tensor([-1.0, 0.0, 2.0]))
     Tensor([-0.7615942,  0.       ,  0.9640276], device=numpy)
     """
-    return tanh_op(as_node(x))
+    return tanh_op(as_node(x), algo=algo)
 
 
 @recorded

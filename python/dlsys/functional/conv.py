@@ -130,6 +130,7 @@ def max_pool2d(
     dilation: Pair = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
+    algo: str | None = None,
 ) -> Any:
     """The largest element of each window of x (N, C, H, W): (N, C, oH, oW).
 
@@ -138,8 +139,11 @@ def max_pool2d(
     begins on the image or the padding before it. stride: kernel_size by default. padding: as of
     `conv2d`, below the extent; it never wins. A tie goes to the first element in row-major order,
     and NaN counts as the largest. return_indices: gives (values, indices), where an index, int64,
-    counts the elements of the image H·W in row-major order. ShapeError for attributes or shapes
-    that do not fit.
+    counts the elements of the image H·W in row-major order. algo: "cudnn" computes it and its
+    gradient by cuDNN on a GPU, without indices, where a window of -inf alone gives the least finite
+    number; without it DLSYS_POOL counts. ShapeError for attributes or shapes that do not fit,
+    NotApplicableError at the first run where the device lacks the rung or cuDNN cannot compute
+    this.
 
     >>> images = dl.arange(16.0).reshape(1, 1, 4, 4)
     >>> F.max_pool2d(images, 2)
@@ -149,17 +153,19 @@ def max_pool2d(
     >>> F.max_pool2d(images, 2, return_indices=True)[1].tolist()
     [[[[5, 7], [13, 15]]]]
     """
-    given = as_node(x), kernel_size, stride, padding, ceil_mode, dilation
+    given = as_node(x), kernel_size, stride, padding, ceil_mode, dilation, algo
     return _with_indices(*given) if return_indices else pooling.max_pool2d(*given)
 
 
 def _with_indices(
-    x: Node, window: Pair, stride: Pair | None, padding: Any, ceil_mode: bool, dilation: Pair
-) -> tuple[Node, Node]:
+    x: Node, window: Pair, stride: Pair | None, padding: Any, ceil_mode: bool, dilation: Pair,
+    algo: str | None,
+) -> tuple[Node, Node]:  # fmt: skip
     """Max-pooling, and which element of its image each is."""
     pooled = pooling.max_pool_op(
-        x, window=window, stride=stride, padding=padding, ceil_mode=ceil_mode, dilation=dilation
-    )
+        x, window=window, stride=stride, padding=padding, ceil_mode=ceil_mode, dilation=dilation,
+        algo=algo,
+    )  # fmt: skip
     return pooled[0], cast_op(pooled[1], INT64)
 
 
@@ -171,12 +177,13 @@ def avg_pool2d(
     padding: Any = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
+    algo: str | None = None,
 ) -> Array:
     """The mean of each window of x (N, C, H, W): (N, C, oH, oW), sizes as of `max_pool2d`.
 
     `count_include_pad` counts zeros of the padding too; what `ceil_mode` adds behind it is never
     counted. Floats keep their dtype, integers give floats. kernel_size: the extents of the window,
-    or one number for both. ShapeError for attributes or shapes that do not fit.
+    or one number for both. algo: as of `max_pool2d`, and so are the errors.
 
     >>> images = dl.arange(16.0).reshape(1, 1, 4, 4)
     >>> F.avg_pool2d(images, 2)
@@ -185,7 +192,7 @@ def avg_pool2d(
            device=numpy)
     """
     return pooling.avg_pool2d(
-        as_node(x), kernel_size, stride, padding, ceil_mode, count_include_pad
+        as_node(x), kernel_size, stride, padding, ceil_mode, count_include_pad, algo
     )
 
 

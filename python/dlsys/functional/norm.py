@@ -26,6 +26,7 @@ def batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    algo: str | None = None,
 ) -> Array:
     """(x - mean) / sqrt(variance + eps) · weight + bias for each channel of x (N, C, …).
 
@@ -33,10 +34,13 @@ def batch_norm(
     positions; running statistics, which are Parameters, then become (1 - momentum) · running +
     momentum · new (the variance times n / (n - 1)) in every step that an optimizer makes. Otherwise
     the running statistics are used. Floats keep their dtype; over x of 16 bits the statistics are
-    float32. running_mean and running_var: Parameters, (C,), or None in training.
+    float32. running_mean and running_var: Parameters, (C,), or None in training. algo: "cudnn"
+    computes the training form with its gradient, or the inference form, by cuDNN on a GPU; without
+    it DLSYS_BATCH_NORM counts.
 
     ShapeError where extents differ, GraphError for running statistics that are missing, and where
-    the number of channels is not known. After Ioffe and Szegedy (2015).
+    the number of channels is not known; NotApplicableError at the first run where the device lacks
+    the rung or cuDNN cannot compute this. After Ioffe and Szegedy (2015).
 
     >>> x = dl.tensor([[1.0, 3.0], [2.0, 6.0]])
     >>> F.batch_norm(x, training=True)
@@ -48,7 +52,7 @@ def batch_norm(
     like = next((v for v in (weight, bias, running_mean) if v is not None), None)
     scale, shift = _scale_and_bias("batch_norm", x, weight, bias, like, _channels(x))
     return batch.batch_normalization(
-        x, scale, shift, running_mean, running_var, momentum, eps, training
+        x, scale, shift, running_mean, running_var, momentum, eps, training, algo
     )
 
 

@@ -23,6 +23,7 @@ from ..ops.leaf import Parameter
 from ..ops.matmul import batched_matmul_op, matmul_op
 from ..ops.norm.batch_norm import batch_normalize_op
 from ..ops.quantize import dequantize_op
+from ..rungs import AUTO
 
 
 class _Affine(NamedTuple):
@@ -59,6 +60,8 @@ def _without_normalization(fetches: Sequence[Node]) -> list[Node]:
 def _affine_before(node: Node, users: Counter[Node]) -> _Affine | None:
     """The layer that a batch normalization of fixed statistics can go into."""
     if node.op is not batch_normalize_op or node.attrs["training"]:
+        return None
+    if node.attrs.get("algo", AUTO) != AUTO:  # it names a rung, which computes it by itself
         return None
     before, *numbers = node.inputs
     if not all(isinstance(x, Parameter) for x in numbers) or users[before] != 1:

@@ -40,7 +40,7 @@ def _replaced(node: Node, inputs: list[Node]) -> Node | None:
     if update is None:
         return None
     x, _, _, scale, bias = inputs
-    attrs = {"eps": node.attrs["eps"], "training": False}
+    attrs = {**node.attrs, "training": False}
     with attributed_to(node):
         made = batch_normalize_op.make((x, *update.inputs[:2], scale, bias), attrs, node.name)
     made.stand_for(node)

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from .. import functional as F
-from ..arguments.kinds import Bool, Number
+from ..arguments.kinds import Bool, Number, Rung
 from ..arguments.signature import declared
 from ..autodiff import Node
+from ..rungs import ACTIVATION
 from .module import Module
 
 
-class ReLU(Module):
-    """max(x, 0)."""
+class ByRung(Module):
+    """Base of the activations that have a rung besides the own kernel."""
+
+    @declared(algo=Rung(ACTIVATION))
+    def __init__(self, algo: str | None = None) -> None:
+        self.algo = algo
+
+    def options(self) -> str:
+        return f"algo={self.algo}" if self.algo else ""
+
+
+class ReLU(ByRung):
+    """max(x, 0). algo: as of `F.relu`."""
 
     def forward(self, x: Node) -> Node:
-        return F.relu(x)
+        return F.relu(x, self.algo)
 
 
 class ReLU6(Module):
@@ -93,18 +105,18 @@ class HardSwish(Module):
         return F.hardswish(x)
 
 
-class Sigmoid(Module):
-    """1 / (1 + exp(-x))."""
+class Sigmoid(ByRung):
+    """1 / (1 + exp(-x)). algo: as of `F.relu`."""
 
     def forward(self, x: Node) -> Node:
-        return F.sigmoid(x)
+        return F.sigmoid(x, self.algo)
 
 
-class Tanh(Module):
-    """tanh(x)."""
+class Tanh(ByRung):
+    """tanh(x). algo: as of `F.relu`."""
 
     def forward(self, x: Node) -> Node:
-        return F.tanh(x)
+        return F.tanh(x, self.algo)
 
 
 class Softmax(Module):

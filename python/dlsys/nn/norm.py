@@ -14,7 +14,8 @@ from ..dist.group import Group
 from ..errors import GraphError
 from ..graph.lines import where
 from ..init import ones, zeros
-from ..ops.norm.batch_norm import EPS
+from ..ops.norm.batch_norm import EPS, RUNG
+from ..rungs import AUTO
 from .layers import SIZE
 from .module import Module
 
@@ -39,8 +40,8 @@ class BatchNorm2d(Module):
     that of a sample (over n - 1), all as in PyTorch. In inference mode the running ones are used.
     Ioffe and Szegedy (2015). A training graph may use the layer once: a second use would update
     its statistics twice, which the executor refuses. group: ranks that train together
-    (docs/dist.md), whose shares are one batch then. GraphError for channels below 1, at use for eps
-    and momentum out of range.
+    (docs/dist.md), whose shares are one batch then. algo: as of `F.batch_norm`; not with a group.
+    GraphError for channels below 1, at use for eps and momentum out of range.
 
     >>> layer = nn.BatchNorm2d(3).eval()
     >>> layer(dl.ones(1, 3, 2, 2)).shape
@@ -50,20 +51,27 @@ class BatchNorm2d(Module):
     """
 
     @declared(
-        channels=SIZE, eps=EPS, momentum=Number(low=0, high=1), group=Instance(Group, default=None)
-    )
+        channels=SIZE, eps=EPS, momentum=Number(low=0, high=1),
+        group=Instance(Group, default=None), algo=RUNG,
+    )  # fmt: skip
     def __init__(
         self,
         channels: int,
         eps: float = 1e-5,
         momentum: float = 0.1,
         group: Group | None = None,
+        algo: str | None = None,
     ) -> None:
+        if group is not None and algo not in (None, AUTO):
+            raise GraphError(
+                f"{type(self).__name__}: algo={algo!r} takes the statistics of one rank's share; "
+                f"leave out algo or group [{where()}]"
+            )
         self.weight = Parameter(ones((channels,)), "weight")
         self.bias = Parameter(zeros((channels,)), "bias")
         self.running_mean = Parameter(zeros((channels,)), "running_mean", trainable=False)
         self.running_var = Parameter(ones((channels,)), "running_var", trainable=False)
-        self.eps, self.momentum, self.group = eps, momentum, group
+        self.eps, self.momentum, self.group, self.algo = eps, momentum, group, algo
 
     def forward(self, x: Node) -> Node:
         if self.group is not None and self.training:
@@ -73,12 +81,14 @@ class BatchNorm2d(Module):
             )  # fmt: skip
         return F.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, self.training,
-            self.momentum, self.eps,
+            self.momentum, self.eps, self.algo,
         )  # fmt: skip
 
     def options(self) -> str:
-        return _with_eps(str(self.weight.shape[0]), self.eps) + (
-            f", momentum={self.momentum}" if self.momentum != 0.1 else ""
+        return (
+            _with_eps(str(self.weight.shape[0]), self.eps)
+            + (f", momentum={self.momentum}" if self.momentum != 0.1 else "")
+            + (f", algo={self.algo}" if self.algo else "")
         )
 
 

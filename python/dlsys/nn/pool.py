@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from .. import functional as F
-from ..arguments.kinds import Bool, Kind
+from ..arguments.kinds import Bool, Kind, Rung
 from ..arguments.signature import declared
 from ..autodiff import Node
 from ..ops.conv.geometry import Padding
+from ..rungs import POOL
 from .kinds import AsGiven
 from .layers import WINDOW, Pair
 from .module import Module, changed
 
 SHARED: dict[str, Kind] = dict(
-    window=WINDOW, stride=WINDOW, padding=AsGiven(Padding()), ceil_mode=Bool()
+    window=WINDOW, stride=WINDOW, padding=AsGiven(Padding()), ceil_mode=Bool(), algo=Rung(POOL)
 )
-USUAL = dict(stride=None, padding=0, ceil_mode=False, dilation=1, count_include_pad=True)
+USUAL = dict(stride=None, padding=0, ceil_mode=False, dilation=1, count_include_pad=True, algo=None)
 
 
 class Pool(Module):
@@ -33,7 +34,7 @@ class MaxPool2d(Pool):
     """The largest element of each window of x (N, C, H, W); the stride is the window's size unless
     given.
 
-    padding, dilation and ceil_mode: as of `F.max_pool2d`.
+    padding, dilation, ceil_mode and algo: as of `F.max_pool2d`.
 
     >>> nn.MaxPool2d(2)(dl.zeros(1, 3, 8, 8)).shape
     (1, 3, 4, 4)
@@ -47,9 +48,10 @@ class MaxPool2d(Pool):
         padding: Any = 0,
         ceil_mode: bool = False,
         dilation: Pair = 1,
+        algo: str | None = None,
     ) -> None:
         attrs = dict(stride=stride, padding=padding, ceil_mode=ceil_mode, dilation=dilation)
-        super().__init__(window, attrs)
+        super().__init__(window, attrs | {"algo": algo})
 
     def forward(self, x: Node) -> Node:
         return F.max_pool2d(x, self.window, **self.attrs)
@@ -59,7 +61,7 @@ class AvgPool2d(Pool):
     """The mean of each window of x (N, C, H, W), zeros of the padding counted unless
     `count_include_pad` is False.
 
-    stride, padding and ceil_mode: as of `F.avg_pool2d`.
+    stride, padding, ceil_mode and algo: as of `F.avg_pool2d`.
 
     >>> nn.AvgPool2d(2)(dl.zeros(1, 3, 8, 8)).shape
     (1, 3, 4, 4)
@@ -73,8 +75,9 @@ class AvgPool2d(Pool):
         padding: Any = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
+        algo: str | None = None,
     ) -> None:
-        attrs = dict(stride=stride, padding=padding, ceil_mode=ceil_mode)
+        attrs = dict(stride=stride, padding=padding, ceil_mode=ceil_mode, algo=algo)
         super().__init__(window, attrs | {"count_include_pad": count_include_pad})
 
     def forward(self, x: Node) -> Node:

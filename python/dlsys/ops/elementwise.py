@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments.kinds import DType, Number
+from ..arguments.kinds import DType, Number, Rung
 from ..arguments.signature import Signature
 from ..dtypes import is_narrow, rounded
 from ..graph.node import Node, Op, hooks
 from ..graph.spec import Spec, broadcast, floating, promote
+from ..rungs import ACTIVATION, AUTO, Ladder
+from ..settings import settings
 from .leaf import Scalar, constant_op
 
 __all__ = [
@@ -51,14 +53,17 @@ class Elementwise(Op):
         scratch: bool = False,
         with_const: Callable | None = None,
         passes: bool = False,
+        ladder: Ladder | None = None,
     ) -> None:
         self.name = self.kernel = name
+        self.ladder = ladder
         self._numpy = numpy
         self._passes = passes  # numpy goes over its arrays several times
         self._gradient = gradient
         self._scratch = scratch  # numpy wants an array of bools besides
         self._with_const = with_const  # rebuilds a op b through the operators of constants
-        self.signature = Signature(*inputs_of(gradient))
+        kinds = {} if ladder is None else {"algo": Rung(ladder)}
+        self.signature = Signature(*inputs_of(gradient), **kinds)
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
         dtype = promote(node, *specs)
@@ -258,6 +263,24 @@ class CastLikeOp(Op):
         return [cast_like_op(output_grad, node.inputs[0]), None]
 
 
+class ActivationGradient(FloatElementwise):
+    """The gradient of an activation, of its output y and the output's gradient g, for a rung that
+    computes it; without one it is a composition.
+    """
+
+    inplace = False  # numpy goes over its arrays several times
+
+    def __init__(
+        self, name: str, numpy: Callable, gradient: Callable, composed: Callable[[Node, Node], Node]
+    ) -> None:
+        super().__init__(name, numpy, gradient, ladder=ACTIVATION)
+        self.composed = composed
+
+    def simplify(self, node: Node) -> Node | None:
+        cast = super().simplify(node)
+        return cast if cast is not None or named_rung(node) else self.composed(*node.inputs)
+
+
 def inputs_of(gradient: Callable, constants: int = 0) -> list[str]:
     """The names of the inputs, as a gradient rule calls them: its parameters before the output, the
     output's gradient and the constants.
@@ -390,6 +413,32 @@ def write_sigmoid(x: np.ndarray, y: np.ndarray) -> None:
     np.reciprocal(y, out=y)
 
 
+def named_rung(node: Node) -> dict[str, str]:
+    """The attribute `algo` of what is made of a node: the rung that it or the setting of its ladder
+    names; none for auto.
+    """
+    rung = node.attrs.get("algo") or getattr(settings, ACTIVATION.setting)
+    return {} if rung == AUTO else {"algo": rung}
+
+
+def _sigmoid_gradient(y: np.ndarray, g: np.ndarray, dx: np.ndarray) -> None:
+    np.subtract(1, y, out=dx)
+    np.multiply(dx, y, out=dx)
+    np.multiply(dx, g, out=dx)
+
+
+def _tanh_gradient(y: np.ndarray, g: np.ndarray, dx: np.ndarray) -> None:
+    np.multiply(y, y, out=dx)
+    np.subtract(1, dx, out=dx)
+    np.multiply(dx, g, out=dx)
+
+
+def _back(op: ActivationGradient, y: Node, dy: Node) -> Node:
+    """The gradient of an activation y, by its rung or as the composition."""
+    rung = named_rung(y)
+    return op(y, dy, **rung) if rung else op.composed(y, dy)
+
+
 # ---- one input ----
 neg_op = Elementwise("neg", np.negative, lambda x, y, dy: -dy)
 exp_op = FloatElementwise("exp", np.exp, lambda x, y, dy: dy * y)
@@ -401,11 +450,17 @@ abs_op = Elementwise("abs", np.absolute, lambda x, y, dy: dy * sign_op(x))
 sign_op: Elementwise = Elementwise(  # constant beside 0
     "sign", _sign, lambda x, y, dy: None, passes=True
 )
-tanh_op = FloatElementwise("tanh", np.tanh, lambda x, y, dy: dy * (1 - y * y))
+tanh_op: Elementwise = FloatElementwise(
+    "tanh", np.tanh, lambda x, y, dy: _back(tanh_gradient_op, y, dy), ladder=ACTIVATION
+)
 cos_op: Elementwise = FloatElementwise("cos", np.cos, lambda x, y, dy: -dy * sin_op(x))
 sin_op: Elementwise = FloatElementwise("sin", np.sin, lambda x, y, dy: dy * cos_op(x))
-sigmoid_op = FloatElementwise("sigmoid", write_sigmoid, lambda x, y, dy: dy * (y * (1 - y)))
-relu_op = Elementwise("relu", _relu, lambda x, y, dy: relu_gradient_op(y, dy))
+sigmoid_op: Elementwise = FloatElementwise(
+    "sigmoid", write_sigmoid, lambda x, y, dy: _back(sigmoid_gradient_op, y, dy), ladder=ACTIVATION
+)
+relu_op: Elementwise = Elementwise(
+    "relu", _relu, lambda x, y, dy: relu_gradient_op(y, dy, **named_rung(y)), ladder=ACTIVATION
+)
 
 # ---- two inputs ----
 add_op = Elementwise("add", np.add, lambda a, b, y, dy: (dy, dy), with_const=lambda a, b: add(a, b))
@@ -422,8 +477,21 @@ div_op = FloatElementwise(
 
 # dy where relu's input (or its output, which has the same sign) is positive, else 0
 relu_gradient_op: Elementwise = Elementwise(
-    "relu_gradient", _masked, lambda x, g, y, dy: (None, relu_gradient_op(x, dy)), scratch=True
-)
+    "relu_gradient", _masked,
+    lambda x, g, y, dy: (None, relu_gradient_op(x, dy, **named_rung(y))),
+    scratch=True, ladder=ACTIVATION,
+)  # fmt: skip
+# those of sigmoid and tanh, of y, where a rung is named
+sigmoid_gradient_op: ActivationGradient = ActivationGradient(
+    "sigmoid_gradient", _sigmoid_gradient,
+    lambda y, g, dx, u: (u * g * (1 - 2 * y), sigmoid_gradient_op(y, u, **named_rung(dx))),
+    composed=lambda y, g: g * (y * (1 - y)),
+)  # fmt: skip
+tanh_gradient_op: ActivationGradient = ActivationGradient(
+    "tanh_gradient", _tanh_gradient,
+    lambda y, g, dx, u: (-2 * u * g * y, tanh_gradient_op(y, u, **named_rung(dx))),
+    composed=lambda y, g: g * (1 - y * y),
+)  # fmt: skip
 
 # ---- an array and a number ----
 add_byconst_op = WithConst("add_const", np.add, lambda x, c, y, dy: dy, identity=0, of_two=add_op)
@@ -520,6 +588,8 @@ for _op, _text in (
     (mul_op, "a · b element by element, broadcast against each other."),
     (div_op, "a / b in floats, broadcast against each other."),
     (relu_gradient_op, "g where x is positive, else 0: the gradient of relu."),
+    (sigmoid_gradient_op, "g · y · (1 - y): the gradient of sigmoid, of its output y."),
+    (tanh_gradient_op, "g · (1 - y²): the gradient of tanh, of its output y."),
     (add_byconst_op, "x + const."),
     (mul_byconst_op, "x · const."),
     (div_byconst_op, "x / const, in floats."),

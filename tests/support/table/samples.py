@@ -94,9 +94,9 @@ def unary(name: str, reference: Callable, **more: Any) -> Sample:
     return Sample(name, getattr(ad, f"{name}_op"), reference, ONE, **more)
 
 
-def binary(name: str, reference: Callable, **more: Any) -> Sample:
+def binary(name: str, reference: Callable, op: Any = None, **more: Any) -> Sample:
     refusals = tuple(Refusal(f"{name}: {r.message}", r.shapes) for r in BAD_PAIR) + mixed(name)
-    op = getattr(ad, f"{name}_op")
+    op = op or getattr(ad, f"{name}_op")
     return Sample(name, op, reference, TWO, refusals=refusals, **more)
 
 
@@ -141,6 +141,15 @@ ELEMENTWISE = (
     binary(
         "relu_gradient", lambda x, g: np.where(x > 0, g, 0), domain=nonzero, ulps=0,
         differentiable=(1,), integers="same",
+    ),
+    # Without a rung these are compositions; with one see tests/native/test_cudnn.py.
+    binary(
+        "sigmoid_gradient", lambda y, g: g * y * (1 - y), elementwise.sigmoid_gradient_op,
+        ulps=4, integers="float", roundings=3,
+    ),
+    binary(
+        "tanh_gradient", lambda y, g: g * (1 - y * y), elementwise.tanh_gradient_op,
+        ulps=4, integers="float", scale=lambda y, g: np.abs(g) * (1 + y * y), roundings=3,
     ),
     with_const(elementwise.add_byconst_op, lambda x, const: x + const, 0, 2, -1.5, integers="same"),
     with_const(elementwise.mul_byconst_op, lambda x, const: x * const, 1, 3, -0.5, integers="same"),

@@ -1,9 +1,10 @@
-"""rungs: selects which rung of its ladder each product, convolution and attention runs by.
+"""rungs: selects which rung of its ladder each node runs by that has one: products, convolutions,
+attention, activations, pooling and batch normalization.
 
-A node's own `algo` counts, else the setting of its ladder (DLSYS_GEMM, DLSYS_CONV,
-DLSYS_ATTENTION). The pass stands before the fusions, which take a node with a rung only where the
-fused kernel has that rung too; a node without the attribute is left to the heuristics and to the
-autotuner. A rung that is a composition of other operators takes the node's place here.
+A node's own `algo` counts, else the setting of its ladder (DLSYS_GEMM, DLSYS_CONV, …). The pass
+stands before the fusions, which take a node with a rung only where the fused kernel has that rung
+too; a node without the attribute is left to the heuristics and to the autotuner. A rung that is a
+composition of other operators, or an operator of its own, takes the node's place here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 from ...dtypes import is_integral
 from ...errors import NotApplicableError
+from ...fusion.shared.cudnn_operators import by_cudnn
 from ...fusion.shared.rewrite import exchange
 from ...graph.lines import attributed_to
 from ...graph.node import Node, find_topo_sort
@@ -28,15 +30,18 @@ from ..run.tables import in_kernel_order
 
 def select_rungs(fetches: Sequence[Node], options: Options) -> list[Node]:
     """The nodes of an executor's own graph, each with its rung as `algo`, or without for auto,
-    or as the composition that this rung is.
+    or as the composition or the operator of its own that this rung is.
 
     NotApplicableError, which lists those that there are, where the target lacks a node's rung.
     """
     replaced: dict[Node, Node] = {}
     composed: dict[Node, list[Node]] = {}
+    cudnn: list[Node] = []
     for node in find_topo_sort(fetches):
         if node.op.ladder is not None:
             _select(node, options.target)
+            if node.op.ladder.kernel and "algo" in node.attrs:
+                cudnn.append(node)
             if node.op.ladder.composed and _is_composed(node, options):
                 with attributed_to(node):
                     composed[node] = node.op.compose(node)
@@ -44,9 +49,11 @@ def select_rungs(fetches: Sequence[Node], options: Options) -> list[Node]:
                     replaced[node] = composed[node][0]
         elif node.op.projection and node.inputs[0] in composed:
             replaced[node] = composed[node.inputs[0]][node.attrs["index"]]
-    if not composed:
+    if not composed and not cudnn:
         return list(fetches)
     fetches = exchange(fetches, replaced)
+    if cudnn:
+        fetches = exchange(fetches, by_cudnn(fetches, cudnn))
     specs = {node: node.spec for node in find_topo_sort(fetches)}
     return simplify(specs, fetches, options.target)
 
@@ -78,6 +85,8 @@ def _select(node: Node, target: Target) -> None:
     attrs = {name: value for name, value in node.attrs.items() if name != "algo"}
     if rung != AUTO:
         there = target.rungs(node.op.kernel) if target.native else ladder.numpy
+        if ladder.kernel and target.has(ladder.kernel):
+            there = ladder.rungs
         there = tuple(dict.fromkeys((*ladder.composed, *there)))
         there += tuple(one for one in ladder.variants if rung_of(one) in there)
         if rung not in there or _is_integral(node):
@@ -89,7 +98,7 @@ def _select(node: Node, target: Target) -> None:
 
 
 def _is_integral(node: Node) -> bool:
-    return any(is_integral(spec.dtype) for spec in _made(node))
+    return is_integral(_made(node)[0].dtype)  # of several, which a maximum's index may be among
 
 
 def _made(node: Node) -> Sequence[Spec]:

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ...arguments.kinds import Bool, Int, Kind
+from ...arguments.kinds import Bool, Int, Kind, Rung
 from ...arguments.signature import Signature, declared
 from ...graph.node import Node, Op
 from ...graph.spec import Spec, describe, floating
+from ...rungs import POOL
 from ..reduce import mean_op, sum_op
 from .geometry import IntPair, Padding, Pair, Windows, check_images, in_floats, slide
 
@@ -36,17 +37,19 @@ SHARED: dict[str, Kind] = dict(
     stride=IntPair(None, low=1),
     padding=Padding(0),
     ceil_mode=Bool(False),
+    algo=Rung(POOL),
 )
 DILATED: dict[str, Kind] = SHARED | {"dilation": IntPair(1, low=1)}
 COUNTED: dict[str, Kind] = SHARED | {"count_include_pad": Bool(True, omitted=True)}
 
 
 class PoolOp(Op):
-    """Base of the operators of pooling: window (None: all of H×W), stride, padding, ceil_mode and,
-    for the maximum alone, dilation.
+    """Base of the operators of pooling: window (None: all of H×W), stride, padding, ceil_mode, algo
+    (the rung, which gradients inherit) and, for the maximum alone, dilation.
     """
 
     autocast = "follow"
+    ladder = POOL
 
     def make(self, inputs: Sequence[Node], attrs: dict[str, Any], name: str | None) -> Node:
         if attrs["stride"] is None:
@@ -407,6 +410,7 @@ def max_pool2d(
     padding: Any = 0,
     ceil_mode: bool = False,
     dilation: int | Pair = 1,
+    algo: str | None = None,
     name: str | None = None,
 ) -> Node:
     """The largest element of each window of x (N, C, H, W): (N, C, oH, oW).
@@ -416,11 +420,12 @@ def max_pool2d(
     as long as the last window begins on the image or the padding before it. stride: that of the
     window by default. padding: as of `conv2d`, below the extent; it never wins. A tie goes to the
     first element in row-major order, and NaN counts as larger than every number. For the indices
-    too, call `max_pool_op`. Raises ShapeError for attributes or shapes that do not fit.
+    too, call `max_pool_op`. algo: "cudnn" computes it and its gradient by cuDNN on a GPU; without
+    it DLSYS_POOL counts. Raises ShapeError for attributes or shapes that do not fit.
     """
     pooled = max_pool_op(
         x, window=window, stride=stride, padding=padding, ceil_mode=ceil_mode, dilation=dilation,
-        name=name,
+        algo=algo, name=name,
     )  # fmt: skip
     return pooled[0]
 
@@ -433,16 +438,17 @@ def avg_pool2d(
     padding: Any = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
+    algo: str | None = None,
     name: str | None = None,
 ) -> Node:
     """The mean of each window of x (N, C, H, W): (N, C, oH, oW), sizes as of `max_pool2d`.
 
     `count_include_pad` counts zeros of the padding too; what `ceil_mode` adds behind it is never
-    counted. Raises ShapeError for attributes or shapes that do not fit.
+    counted. algo: as of `max_pool2d`. Raises ShapeError for attributes or shapes that do not fit.
     """
     return avg_pool_op(
         x, window=window, stride=stride, padding=padding, ceil_mode=ceil_mode,
-        count_include_pad=count_include_pad, name=name,
+        count_include_pad=count_include_pad, algo=algo, name=name,
     )  # fmt: skip
 
 

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from ...arguments.kinds import Bool, Number
+from ...arguments.kinds import Bool, Number, Rung
 from ...arguments.signature import Signature, declared
 from ...errors import GraphError
 from ...graph.lines import where
 from ...graph.node import Node, Op
 from ...graph.spec import Spec
+from ...rungs import BATCH_NORM
 from ..elementwise import cast_like_op
 from ..leaf import Parameter, oneslike_op, zeroslike_op
 from ..math.power import pow_byconst_op
@@ -33,6 +34,7 @@ from .storage import dtype_of_sums, dtype_of_values
 __all__ = ["batch_normalization", "batch_normalization_op"]
 
 EPS = Number(above=0, finite=True)
+RUNG = Rung(BATCH_NORM)
 
 
 class ChannelsOp(ReshapedOp):
@@ -99,7 +101,10 @@ class BatchNormalizeOp(Op):
 
     name = kernel = "batch_normalize"
     autocast, autocast_inputs = "follow", (0,)
-    signature = Signature("x", "mean", "variance", "scale", "bias", "*", eps=EPS, training=Bool())
+    signature = Signature(
+        "x", "mean", "variance", "scale", "bias", "*", eps=EPS, training=Bool(), algo=RUNG
+    )
+    ladder = BATCH_NORM
     inplace = True
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -128,7 +133,7 @@ class BatchNormalizeOp(Op):
         by_scale, by_bias = cast_like_op(sums[0], scale), cast_like_op(sums[1], bias)
         if node.attrs["training"]:
             gradient = batch_normalize_gradient_op(
-                x, mean, variance, scale, sums[0], sums[1], output_grad, eps=node.attrs["eps"]
+                x, mean, variance, scale, sums[0], sums[1], output_grad, **_without_form(node)
             )
             return [gradient, None, None, by_scale, by_bias]
         return [*_fixed_gradients(node, scale, sums, output_grad), by_scale, by_bias]
@@ -144,7 +149,8 @@ class BatchNormalizeSumsOp(Op):
 
     name = kernel = "batch_normalize_sums"
     autocast, autocast_inputs = "follow", (0, 3)
-    signature = Signature("x", "mean", "variance", "dy", "*", eps=EPS, training=Bool())
+    signature = Signature("x", "mean", "variance", "dy", "*", eps=EPS, training=Bool(), algo=RUNG)
+    ladder = BATCH_NORM
     outputs = 2
 
     def infer(self, node: Node, *specs: Spec) -> tuple[Spec, Spec]:
@@ -177,7 +183,7 @@ class BatchNormalizeSumsOp(Op):
         of_dy = batch_normalize_op(x, mean, variance, scale, bias, **node.attrs)
         if node.attrs["training"]:
             of_x = batch_normalize_gradient_op(
-                x, mean, variance, scale, node[0], node[1], dy, eps=node.attrs["eps"]
+                x, mean, variance, scale, node[0], node[1], dy, **_without_form(node)
             )
             return [of_x, None, None, of_dy]
         return [*_fixed_gradients(node, scale, node, dy), of_dy]
@@ -193,7 +199,10 @@ class BatchNormalizeGradientOp(Op):
 
     name = kernel = "batch_normalize_gradient"
     autocast, autocast_inputs = "follow", (0, 6)
-    signature = Signature("x", "mean", "variance", "scale", "dscale", "dbias", "dy", "*", eps=EPS)
+    signature = Signature(
+        "x", "mean", "variance", "scale", "dscale", "dbias", "dy", "*", eps=EPS, algo=RUNG
+    )
+    ladder = BATCH_NORM
     inplace = cache_local = True
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
@@ -226,10 +235,10 @@ class BatchNormalizeGradientOp(Op):
 
     def gradient(self, node: Node, output_grad: Node) -> list[Node | None]:
         x, mean, variance, scale, dscale, dbias, dy = node.inputs
-        attrs = dict(eps=node.attrs["eps"], training=True)
+        attrs = dict(node.attrs, training=True)
         sums = batch_normalize_sums_op(x, mean, variance, output_grad, **attrs)
         of_dy = batch_normalize_gradient_op(
-            x, mean, variance, scale, sums[0], sums[1], output_grad, eps=node.attrs["eps"]
+            x, mean, variance, scale, sums[0], sums[1], output_grad, **node.attrs
         )
         r = pow_byconst_op(variance + node.attrs["eps"], -0.5)
         normalized = batch_normalize_op(
@@ -353,7 +362,7 @@ def running_updates_op(count: int) -> RunningUpdateOp:
     return RunningUpdateOp(count)
 
 
-@declared(momentum=Number(low=0, high=1), eps=EPS, training=Bool())
+@declared(momentum=Number(low=0, high=1), eps=EPS, training=Bool(), algo=RUNG)
 def batch_normalization(
     x: Node,
     scale: Node,
@@ -363,6 +372,7 @@ def batch_normalization(
     momentum: float = 0.1,
     eps: float = 1e-5,
     training: bool = True,
+    algo: str | None = None,
 ) -> Node:
     """(x - mean) / sqrt(variance + eps) · scale + bias for each channel of x (N, C, …).
 
@@ -372,7 +382,9 @@ def batch_normalization(
     that `optim` builds from a loss over this node. In inference form the running statistics are
     used instead. Which of the two it is, is decided here, when the graph is built. Over x of 16
     bits, scale and bias are of its dtype or float32, and the running statistics float32.
-    running_mean, running_variance: Parameters, both or neither.
+    running_mean, running_variance: Parameters, both or neither. algo: "cudnn" computes the training
+    form with its gradient, or the inference form, by cuDNN on a GPU; without it DLSYS_BATCH_NORM
+    counts.
 
     Raises ShapeError where the extents differ, GraphError for missing or one running statistic.
     After Ioffe and Szegedy, "Batch normalization" (2015).
@@ -384,8 +396,9 @@ def batch_normalization(
             f"got {running_mean} and {running_variance} [{where()}]"
         )
     mean, variance = batch_statistics_op(x) if training else running
+    rung = {} if algo is None else {"algo": algo}
     inputs = (x, mean, variance, scale, bias)
-    y = batch_normalize_op.make(inputs, {"eps": eps, "training": training}, None)
+    y = batch_normalize_op.make(inputs, {"eps": eps, "training": training, **rung}, None)
     if training and running:
         attrs = {"momentum": momentum}
         y.effects = (running_statistics_op.make((*running, mean, variance, x), attrs, None),)
@@ -446,6 +459,11 @@ def check_gradient(node: Node, x: Spec, dy: Spec, source: Node) -> None:
     """Refuses an output gradient that is not of x's shape."""
     if dy.shape != x.shape:
         raise node.error(f"expected a gradient of shape {x.shape}, got {source.name} {dy.shape}")
+
+
+def _without_form(node: Node) -> dict[str, Any]:
+    """The attributes but `training`, of which the gradient of x knows one form."""
+    return {key: value for key, value in node.attrs.items() if key != "training"}
 
 
 def _fixed_gradients(node: Node, scale: Node, sums: Node, dy: Node) -> list[Node | None]:

@@ -1,30 +1,28 @@
 // The rung `cudnn`: convolution through cuDNN 9, by those of its algorithms that are deterministic:
-// one that is named, or the first that its heuristics rank. conv.cuh has the contract. Loaded with
-// dlopen; functions and constants are declared as in cudnn_graph.h, cudnn_ops.h and cudnn_cnn.h.
+// one that is named, or the first that its heuristics rank. conv.cuh has the contract. Functions
+// and constants are declared as in cudnn_ops.h and cudnn_cnn.h; what all rungs of cuDNN share is in
+// cudnn.cuh.
 #include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
 
 #include "cuda/conv/conv.cuh"
-#include "cuda/runtime/dlopen.cuh"
+#include "cuda/cudnn/cudnn.cuh"
 
 namespace dlsys {
 namespace cuda {
 namespace {
 
-using Handle = struct CudnnContext*;
-using Status = int;
-using TensorOf = struct CudnnTensorStruct*;
-using FilterOf = struct CudnnFilterStruct*;
-using ConvolutionOf = struct CudnnConvolutionStruct*;
+using cudnn::Handle;
+using cudnn::Status;
+using cudnn::TensorDescriptor;
+using FilterDescriptor = struct CudnnFilterStruct*;
+using ConvolutionDescriptor = struct CudnnConvolutionStruct*;
 
-constexpr int kNchw = 0;              // CUDNN_TENSOR_NCHW
-constexpr int kFloat = 0;             // CUDNN_DATA_FLOAT
 constexpr int kCrossCorrelation = 1;  // CUDNN_CROSS_CORRELATION
 constexpr int kTensorOpMath = 1;      // CUDNN_TENSOR_OP_MATH: at tf32 where data are float32
 constexpr int kFmaMath = 3;           // CUDNN_FMA_MATH
-constexpr int kMajor = 9;
 
 // cudnnConvolutionFwdAlgoPerf_t, and the same of the other passes.
 struct Ranked {
@@ -34,117 +32,75 @@ struct Ranked {
   int determinism, math, reserved[3];
 };
 
-struct Library {
-  size_t (*version)() = nullptr;
-  const char* (*text)(Status) = nullptr;
-  Status (*create)(Handle*) = nullptr;
-  Status (*set_stream)(Handle, cudaStream_t) = nullptr;
-  Status (*create_tensor)(TensorOf*) = nullptr;
-  Status (*set_tensor)(TensorOf, int format, int type, int n, int c, int h, int w) = nullptr;
-  Status (*destroy_tensor)(TensorOf) = nullptr;
-  Status (*create_filter)(FilterOf*) = nullptr;
-  Status (*set_filter)(FilterOf, int type, int format, int o, int c, int h, int w) = nullptr;
-  Status (*destroy_filter)(FilterOf) = nullptr;
-  Status (*create_convolution)(ConvolutionOf*) = nullptr;
-  Status (*set_convolution)(ConvolutionOf, int pad_h, int pad_w, int stride_h, int stride_w,
-                            int dilation_h, int dilation_w, int mode, int type) = nullptr;
-  Status (*set_groups)(ConvolutionOf, int) = nullptr;
-  Status (*set_math)(ConvolutionOf, int) = nullptr;
-  Status (*destroy_convolution)(ConvolutionOf) = nullptr;
-  Status (*forward_nbytes)(Handle, TensorOf x, FilterOf, ConvolutionOf, TensorOf y, int algorithm,
-                           size_t*) = nullptr;
-  Status (*forward)(Handle, const void* alpha, TensorOf, const void* x, FilterOf, const void* f,
-                    ConvolutionOf, int algorithm, void* workspace, size_t nbytes, const void* beta,
-                    TensorOf, void* y) = nullptr;
-  Status (*data_nbytes)(Handle, FilterOf, TensorOf dy, ConvolutionOf, TensorOf dx, int algorithm,
-                        size_t*) = nullptr;
-  Status (*data)(Handle, const void* alpha, FilterOf, const void* f, TensorOf, const void* dy,
-                 ConvolutionOf, int algorithm, void* workspace, size_t nbytes, const void* beta,
-                 TensorOf, void* dx) = nullptr;
-  Status (*filter_nbytes)(Handle, TensorOf x, TensorOf dy, ConvolutionOf, FilterOf, int algorithm,
-                          size_t*) = nullptr;
-  Status (*filter)(Handle, const void* alpha, TensorOf, const void* x, TensorOf, const void* dy,
-                   ConvolutionOf, int algorithm, void* workspace, size_t nbytes, const void* beta,
-                   FilterOf, void* df) = nullptr;
+struct Functions {
+  Status (*create_filter)(FilterDescriptor*);
+  Status (*set_filter)(FilterDescriptor, int type, int format, int o, int c, int h, int w);
+  Status (*destroy_filter)(FilterDescriptor);
+  Status (*create_convolution)(ConvolutionDescriptor*);
+  Status (*set_convolution)(ConvolutionDescriptor, int pad_h, int pad_w, int stride_h, int stride_w,
+                            int dilation_h, int dilation_w, int mode, int type);
+  Status (*set_groups)(ConvolutionDescriptor, int);
+  Status (*set_math)(ConvolutionDescriptor, int);
+  Status (*destroy_convolution)(ConvolutionDescriptor);
+  Status (*forward_nbytes)(Handle, TensorDescriptor x, FilterDescriptor, ConvolutionDescriptor,
+                           TensorDescriptor y, int algorithm, size_t*);
+  Status (*forward)(Handle, const void* alpha, TensorDescriptor, const void* x, FilterDescriptor,
+                    const void* f, ConvolutionDescriptor, int algorithm, void* workspace,
+                    size_t nbytes, const void* beta, TensorDescriptor, void* y);
+  Status (*data_nbytes)(Handle, FilterDescriptor, TensorDescriptor dy, ConvolutionDescriptor,
+                        TensorDescriptor dx, int algorithm, size_t*);
+  Status (*data)(Handle, const void* alpha, FilterDescriptor, const void* f, TensorDescriptor,
+                 const void* dy, ConvolutionDescriptor, int algorithm, void* workspace,
+                 size_t nbytes, const void* beta, TensorDescriptor, void* dx);
+  Status (*filter_nbytes)(Handle, TensorDescriptor x, TensorDescriptor dy, ConvolutionDescriptor,
+                          FilterDescriptor, int algorithm, size_t*);
+  Status (*filter)(Handle, const void* alpha, TensorDescriptor, const void* x, TensorDescriptor,
+                   const void* dy, ConvolutionDescriptor, int algorithm, void* workspace,
+                   size_t nbytes, const void* beta, FilterDescriptor, void* df);
   // Its heuristics: the algorithms for a pass, the one that it takes for the fastest first.
-  Status (*forward_ranking)(Handle, TensorOf x, FilterOf, ConvolutionOf, TensorOf y, int most,
-                            int* count, Ranked*) = nullptr;
-  Status (*data_ranking)(Handle, FilterOf, TensorOf dy, ConvolutionOf, TensorOf dx, int most,
-                         int* count, Ranked*) = nullptr;
-  Status (*filter_ranking)(Handle, TensorOf x, TensorOf dy, ConvolutionOf, FilterOf, int most,
-                           int* count, Ranked*) = nullptr;
-  Status (*add)(Handle, const void* alpha, TensorOf, const void* a, const void* beta, TensorOf,
-                void* c) = nullptr;
-  std::string error;  // why it cannot be used, or ""
-  std::string name;   // and its version
+  Status (*forward_ranking)(Handle, TensorDescriptor x, FilterDescriptor, ConvolutionDescriptor,
+                            TensorDescriptor y, int most, int* count, Ranked*);
+  Status (*data_ranking)(Handle, FilterDescriptor, TensorDescriptor dy, ConvolutionDescriptor,
+                         TensorDescriptor dx, int most, int* count, Ranked*);
+  Status (*filter_ranking)(Handle, TensorDescriptor x, TensorDescriptor dy, ConvolutionDescriptor,
+                           FilterDescriptor, int most, int* count, Ranked*);
+  Status (*add)(Handle, const void* alpha, TensorDescriptor, const void* a, const void* beta,
+                TensorDescriptor, void* c);
+
+  Functions() {
+    cudnn::Find("cudnnCreateFilterDescriptor", &create_filter);
+    cudnn::Find("cudnnSetFilter4dDescriptor", &set_filter);
+    cudnn::Find("cudnnDestroyFilterDescriptor", &destroy_filter);
+    cudnn::Find("cudnnCreateConvolutionDescriptor", &create_convolution);
+    cudnn::Find("cudnnSetConvolution2dDescriptor", &set_convolution);
+    cudnn::Find("cudnnSetConvolutionGroupCount", &set_groups);
+    cudnn::Find("cudnnSetConvolutionMathType", &set_math);
+    cudnn::Find("cudnnDestroyConvolutionDescriptor", &destroy_convolution);
+    cudnn::Find("cudnnGetConvolutionForwardWorkspaceSize", &forward_nbytes);
+    cudnn::Find("cudnnConvolutionForward", &forward);
+    cudnn::Find("cudnnGetConvolutionBackwardDataWorkspaceSize", &data_nbytes);
+    cudnn::Find("cudnnConvolutionBackwardData", &data);
+    cudnn::Find("cudnnGetConvolutionBackwardFilterWorkspaceSize", &filter_nbytes);
+    cudnn::Find("cudnnConvolutionBackwardFilter", &filter);
+    cudnn::Find("cudnnGetConvolutionForwardAlgorithm_v7", &forward_ranking);
+    cudnn::Find("cudnnGetConvolutionBackwardDataAlgorithm_v7", &data_ranking);
+    cudnn::Find("cudnnGetConvolutionBackwardFilterAlgorithm_v7", &filter_ranking);
+    cudnn::Find("cudnnAddTensor", &add);
+  }
 };
 
-Library Open() {
-  Library l;
-  void* library = OpenLibrary({"libcudnn.so.9"}, &l.error);
-  if (!library) return l;
-  Find(library, "cudnnGetVersion", &l.version, &l.error);
-  Find(library, "cudnnGetErrorString", &l.text, &l.error);
-  Find(library, "cudnnCreate", &l.create, &l.error);
-  Find(library, "cudnnSetStream", &l.set_stream, &l.error);
-  Find(library, "cudnnCreateTensorDescriptor", &l.create_tensor, &l.error);
-  Find(library, "cudnnSetTensor4dDescriptor", &l.set_tensor, &l.error);
-  Find(library, "cudnnDestroyTensorDescriptor", &l.destroy_tensor, &l.error);
-  Find(library, "cudnnCreateFilterDescriptor", &l.create_filter, &l.error);
-  Find(library, "cudnnSetFilter4dDescriptor", &l.set_filter, &l.error);
-  Find(library, "cudnnDestroyFilterDescriptor", &l.destroy_filter, &l.error);
-  Find(library, "cudnnCreateConvolutionDescriptor", &l.create_convolution, &l.error);
-  Find(library, "cudnnSetConvolution2dDescriptor", &l.set_convolution, &l.error);
-  Find(library, "cudnnSetConvolutionGroupCount", &l.set_groups, &l.error);
-  Find(library, "cudnnSetConvolutionMathType", &l.set_math, &l.error);
-  Find(library, "cudnnDestroyConvolutionDescriptor", &l.destroy_convolution, &l.error);
-  Find(library, "cudnnGetConvolutionForwardWorkspaceSize", &l.forward_nbytes, &l.error);
-  Find(library, "cudnnConvolutionForward", &l.forward, &l.error);
-  Find(library, "cudnnGetConvolutionBackwardDataWorkspaceSize", &l.data_nbytes, &l.error);
-  Find(library, "cudnnConvolutionBackwardData", &l.data, &l.error);
-  Find(library, "cudnnGetConvolutionBackwardFilterWorkspaceSize", &l.filter_nbytes, &l.error);
-  Find(library, "cudnnConvolutionBackwardFilter", &l.filter, &l.error);
-  Find(library, "cudnnGetConvolutionForwardAlgorithm_v7", &l.forward_ranking, &l.error);
-  Find(library, "cudnnGetConvolutionBackwardDataAlgorithm_v7", &l.data_ranking, &l.error);
-  Find(library, "cudnnGetConvolutionBackwardFilterAlgorithm_v7", &l.filter_ranking, &l.error);
-  Find(library, "cudnnAddTensor", &l.add, &l.error);
-  if (!l.error.empty()) return l;
-  const size_t version = l.version(), major = version / 10000;
-  l.name = "cuDNN " + std::to_string(major) + "." + std::to_string(version / 100 % 100) + "." +
-           std::to_string(version % 100);
-  if (major != kMajor) l.error = "it is " + l.name + ", expected version 9";
-  return l;
-}
-
-const Library& Cudnn() {
-  static const Library* const library = new Library(Open());
-  return *library;
+// Fails with DL_UNAVAILABLE where cuDNN cannot be used.
+const Functions& Cudnn() {
+  static const Functions* const functions = new Functions;
+  return *functions;
 }
 
 const char* Source() {
-  if (!Cudnn().error.empty())
-    FailWith(DL_UNAVAILABLE,
-             "cuDNN cannot be used (%s): install nvidia-cudnn, or name its folder in "
-             "DLSYS_CUDA_LIBRARY_PATH",
-             Cudnn().error.c_str());
-  return Cudnn().name.c_str();
+  Cudnn();
+  return cudnn::Source();
 }
 
 constexpr const char* kName = "cudnn";
-
-void CheckCudnn(const char* op, Status status) {
-  constexpr Status kNotSupported = 3000, kNext = 4000;  // CUDNN_STATUS_NOT_SUPPORTED and its kinds
-  if (status == 0) return;
-  if (status >= kNotSupported && status < kNext) NotApplicable(op, kName);
-  CheckFault(op);
-  Fail("%s: cuDNN error %d, %s", op, status, Cudnn().text(status));
-}
-
-Handle MakeHandle(const char* op) {
-  Handle handle = nullptr;
-  CheckCudnn(op, Cudnn().create(&handle));
-  return handle;
-}
 
 // ---- algorithms ----
 
@@ -232,20 +188,25 @@ class Memory {
 class Call {
  public:
   Call(const ConvCall& at, const Conv& conv, Pass pass)
-      : at_(at), c_(conv), pass_(pass), handle_(at.op, at.ctx.device_id, MakeHandle) {}
-  ~Call() {
-    const Library& l = Cudnn();
-    if (conv_) l.destroy_convolution(conv_);
-    if (f_) l.destroy_filter(f_);
-    for (TensorOf tensor : {x_, y_, bias_})
-      if (tensor) l.destroy_tensor(tensor);
+      : at_(at),
+        c_(conv),
+        pass_(pass),
+        session_(at.op, at.ctx, at.stream),
+        x_(at.op, cudnn::kFloat, conv.n, conv.c, conv.in.h, conv.in.w),
+        y_(at.op, cudnn::kFloat, conv.n, conv.o, conv.out.h, conv.out.w),
+        f_(at.op, Cudnn().create_filter, Cudnn().destroy_filter),
+        conv_(at.op, Cudnn().create_convolution, Cudnn().destroy_convolution) {
+    const Functions& l = Cudnn();
+    const Conv& c = c_;
+    Do(l.set_filter(f_.get(), cudnn::kFloat, cudnn::kNchw, (int)c.o, (int)c.GroupChannels(),
+                    (int)c.kernel.h, (int)c.kernel.w));
+    Do(l.set_convolution(conv_.get(), (int)c.pad.h, (int)c.pad.w, (int)c.stride.h, (int)c.stride.w,
+                         (int)c.dilation.h, (int)c.dilation.w, kCrossCorrelation, cudnn::kFloat));
+    Do(l.set_groups(conv_.get(), (int)c.groups));
   }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
 
   // Runs the pass on arrays in cuDNN's order, with a workspace.
   void Run(const float* first, const float* second, float* result) {
-    Describe();
     static Memory* const memory = new Memory;
     const auto [selected, nbytes] = memory->At(KeyOf(at_, c_, pass_), [&] {
       const Algorithm& found = Chosen();
@@ -255,38 +216,44 @@ class Call {
     const Algorithm& algorithm = *selected;
     SetMath(algorithm);
     if (nbytes > (size_t)ConvWorkspaceLimit()) NotApplicable(at_.op, kName);
-    const Library& l = Cudnn();
-    const Handle h = handle_.get();
+    const Functions& l = Cudnn();
+    const Handle h = session_.handle();
     const float one = 1.f, zero = 0.f;
     const int index = IndexOf(algorithm);
     const Scratch scratch(at_.ctx, (int64_t)nbytes, at_.stream);
     if (Workspace::Querying()) return;
     void* space = scratch.data();
     if (pass_ == Pass::kForward)
-      Do(l.forward(h, &one, x_, first, f_, second, conv_, index, space, nbytes, &zero, y_, result));
+      Do(l.forward(h, &one, x_.get(), first, f_.get(), second, conv_.get(), index, space, nbytes,
+                   &zero, y_.get(), result));
     else if (pass_ == Pass::kDataGradient)
-      Do(l.data(h, &one, f_, first, y_, second, conv_, index, space, nbytes, &zero, x_, result));
+      Do(l.data(h, &one, f_.get(), first, y_.get(), second, conv_.get(), index, space, nbytes,
+                &zero, x_.get(), result));
     else
-      Do(l.filter(h, &one, x_, first, y_, second, conv_, index, space, nbytes, &zero, f_, result));
+      Do(l.filter(h, &one, x_.get(), first, y_.get(), second, conv_.get(), index, space, nbytes,
+                  &zero, f_.get(), result));
   }
 
   void AddBias(const float* bias, float* y) {
     if (Workspace::Querying()) return;
     const float one = 1.f;
-    Do(Cudnn().add(handle_.get(), &one, bias_, bias, &one, y_, y));
+    const cudnn::Tensor of_bias(at_.op, cudnn::kFloat, 1, c_.o, 1, 1);
+    Do(Cudnn().add(session_.handle(), &one, of_bias.get(), bias, &one, y_.get(), y));
   }
 
  private:
   int IndexOf(const Algorithm& algorithm) const { return algorithm.by_pass[(int)pass_]; }
 
   size_t Nbytes(const Algorithm& algorithm) const {
-    const Library& l = Cudnn();
-    const Handle h = handle_.get();
+    const Functions& l = Cudnn();
+    const Handle h = session_.handle();
     const int index = IndexOf(algorithm);
     size_t nbytes = 0;
-    Do(pass_ == Pass::kForward        ? l.forward_nbytes(h, x_, f_, conv_, y_, index, &nbytes)
-       : pass_ == Pass::kDataGradient ? l.data_nbytes(h, f_, y_, conv_, x_, index, &nbytes)
-                                      : l.filter_nbytes(h, x_, y_, conv_, f_, index, &nbytes));
+    Do(pass_ == Pass::kForward
+           ? l.forward_nbytes(h, x_.get(), f_.get(), conv_.get(), y_.get(), index, &nbytes)
+       : pass_ == Pass::kDataGradient
+           ? l.data_nbytes(h, f_.get(), y_.get(), conv_.get(), x_.get(), index, &nbytes)
+           : l.filter_nbytes(h, x_.get(), y_.get(), conv_.get(), f_.get(), index, &nbytes));
     return nbytes;
   }
 
@@ -296,15 +263,17 @@ class Call {
     const std::vector<const Algorithm*> known = AlgorithmsOf(pass_);
     if (at_.variant != kHeuristic) return *known[at_.variant];
     constexpr int kMost = 10;
-    const Library& l = Cudnn();
-    const Handle h = handle_.get();
-    Do(l.set_math(conv_, at_.precision == Precision::kTf32 ? kTensorOpMath : kFmaMath));
+    const Functions& l = Cudnn();
+    const Handle h = session_.handle();
+    Do(l.set_math(conv_.get(), at_.precision == Precision::kTf32 ? kTensorOpMath : kFmaMath));
     Ranked ranking[kMost];
     int count = 0;
-    Do(pass_ == Pass::kForward ? l.forward_ranking(h, x_, f_, conv_, y_, kMost, &count, ranking)
+    Do(pass_ == Pass::kForward
+           ? l.forward_ranking(h, x_.get(), f_.get(), conv_.get(), y_.get(), kMost, &count, ranking)
        : pass_ == Pass::kDataGradient
-           ? l.data_ranking(h, f_, y_, conv_, x_, kMost, &count, ranking)
-           : l.filter_ranking(h, x_, y_, conv_, f_, kMost, &count, ranking));
+           ? l.data_ranking(h, f_.get(), y_.get(), conv_.get(), x_.get(), kMost, &count, ranking)
+           : l.filter_ranking(h, x_.get(), y_.get(), conv_.get(), f_.get(), kMost, &count,
+                              ranking));
     for (const Ranked* r = ranking; r < ranking + count; r++)
       for (const Algorithm* algorithm : known)
         if (r->status == 0 && r->algorithm == IndexOf(*algorithm) &&
@@ -315,46 +284,21 @@ class Call {
 
   void SetMath(const Algorithm& algorithm) const {
     const bool tf32 = at_.precision == Precision::kTf32 && !algorithm.transforms;
-    Do(Cudnn().set_math(conv_, tf32 ? kTensorOpMath : kFmaMath));
+    Do(Cudnn().set_math(conv_.get(), tf32 ? kTensorOpMath : kFmaMath));
   }
 
-  void Do(Status status) const { CheckCudnn(at_.op, status); }
-
-  void Describe() {
-    const Library& l = Cudnn();
-    const Conv& c = c_;
-    Do(l.set_stream(handle_.get(), Native(at_.stream)));
-    Do(l.create_tensor(&x_));
-    Do(l.create_tensor(&y_));
-    Do(l.create_tensor(&bias_));
-    Do(l.create_filter(&f_));
-    Do(l.create_convolution(&conv_));
-    Do(l.set_tensor(x_, kNchw, kFloat, (int)c.n, (int)c.c, (int)c.in.h, (int)c.in.w));
-    Do(l.set_tensor(y_, kNchw, kFloat, (int)c.n, (int)c.o, (int)c.out.h, (int)c.out.w));
-    Do(l.set_tensor(bias_, kNchw, kFloat, 1, (int)c.o, 1, 1));
-    Do(l.set_filter(f_, kFloat, kNchw, (int)c.o, (int)c.GroupChannels(), (int)c.kernel.h,
-                    (int)c.kernel.w));
-    Do(l.set_convolution(conv_, (int)c.pad.h, (int)c.pad.w, (int)c.stride.h, (int)c.stride.w,
-                         (int)c.dilation.h, (int)c.dilation.w, kCrossCorrelation, kFloat));
-    Do(l.set_groups(conv_, (int)c.groups));
-  }
+  void Do(Status status) const { cudnn::Check(at_.op, status); }
 
   const ConvCall& at_;
   const Conv& c_;
   Pass pass_;
-  BorrowedHandle<Handle> handle_;
-  TensorOf x_ = nullptr, y_ = nullptr, bias_ = nullptr;
-  FilterOf f_ = nullptr;
-  ConvolutionOf conv_ = nullptr;
+  const cudnn::Session session_;
+  const cudnn::Tensor x_, y_;
+  const cudnn::Described<FilterDescriptor> f_;
+  const cudnn::Described<ConvolutionDescriptor> conv_;
 };
 
-// cuDNN pads symmetrically and takes every window that fits; its sizes are int and positive.
-bool FitsAxis(int64_t in, int64_t kernel, int64_t out, int64_t stride, int64_t pad,
-              int64_t dilation) {
-  const int64_t room = in + 2 * pad - (kernel - 1) * dilation - 1;
-  return room >= 0 && room / stride + 1 == out;
-}
-
+// Its sizes are int and positive.
 const char* Refusal(const ConvCall&, const Conv& c) {
   constexpr int64_t kMost = INT32_MAX;
   const int64_t least = std::min({c.n, c.c, c.o, Size(c.in), Size(c.kernel), Size(c.out)});
@@ -362,8 +306,9 @@ const char* Refusal(const ConvCall&, const Conv& c) {
   const int64_t largest = std::max(c.c * Size(c.in), c.o * Size(c.out));
   if (largest > kMost / c.n || c.o * c.GroupChannels() * Size(c.kernel) > kMost)
     return "an array has more elements than its int counts";
-  const bool fits = FitsAxis(c.in.h, c.kernel.h, c.out.h, c.stride.h, c.pad.h, c.dilation.h) &&
-                    FitsAxis(c.in.w, c.kernel.w, c.out.w, c.stride.w, c.pad.w, c.dilation.w);
+  const bool fits =
+      cudnn::FitsAxis(c.in.h, c.kernel.h, c.out.h, c.stride.h, c.pad.h, c.dilation.h) &&
+      cudnn::FitsAxis(c.in.w, c.kernel.w, c.out.w, c.stride.w, c.pad.w, c.dilation.w);
   return fits ? nullptr : "it pads both sides of an axis alike";
 }
 
