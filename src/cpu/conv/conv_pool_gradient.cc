@@ -38,29 +38,30 @@ struct Types {
       __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));
 };
 
-// values += sum over windows of dy * patch. Few vectors are accumulated in two alternating sets, to
-// hide FMA latency.
-template <int kWidth, int kVectors>
+// values += sum over windows of dy * patch, whose vectors are kRows times kVectors beside each
+// other. Few are accumulated in two alternating sets, to hide FMA latency.
+template <int kWidth, int kRows, int kVectors>
 DLSYS_INLINE void Gather(const Open& open, const Vectors& v) {
   typedef typename Types<kWidth>::Vector Vector;
   typedef typename Types<kWidth>::Anywhere Anywhere;
-  constexpr int kSets = kVectors <= kMostVectors / 2 ? 2 : 1;
-  Vector sum[kSets][kVectors] = {};
-  const float* in[kVectors];
+  constexpr int kAll = kRows * kVectors, kSets = kAll <= kMostVectors / 2 ? 2 : 1;
+  Vector sum[kSets][kAll] = {};
+  const float* in[kRows];
   DLSYS_UNROLL
-  for (int k = 0; k < kVectors; k++) in[k] = v.in[k];
+  for (int r = 0; r < kRows; r++) in[r] = v.in[r * kVectors];
   const auto add = [&](int64_t window, Vector* to) __attribute__((always_inline)) {
     const int64_t at = open.at[window];
     const float dy = open.dy[window];
     DLSYS_UNROLL
-    for (int k = 0; k < kVectors; k++) to[k] += dy * *(const Anywhere*)(in[k] + at);
+    for (int k = 0; k < kAll; k++)
+      to[k] += dy * *(const Anywhere*)(in[k / kVectors] + at + k % kVectors * kWidth);
   };
   int64_t window = 0;
   for (; window + kSets <= open.count; window += kSets)
     for (int s = 0; s < kSets; s++) add(window + s, sum[s]);
   for (; window < open.count; window++) add(window, sum[0]);
   DLSYS_UNROLL
-  for (int k = 0; k < kVectors; k++) {
+  for (int k = 0; k < kAll; k++) {
     if (kSets == 2) sum[0][k] += sum[kSets - 1][k];
     *(Anywhere*)(v.values + k * kWidth) += sum[0][k];
   }
@@ -68,22 +69,23 @@ DLSYS_INLINE void Gather(const Open& open, const Vectors& v) {
 
 // Each window's patch += dy * values. Windows of both halves take turns, so that a patch is not
 // read right after an overlapping one was written.
-template <int kWidth, int kVectors>
+template <int kWidth, int kRows, int kVectors>
 DLSYS_INLINE void Scatter(const Open& open, const Vectors& v) {
   typedef typename Types<kWidth>::Vector Vector;
   typedef typename Types<kWidth>::Anywhere Anywhere;
-  Vector values[kVectors];
-  float* in[kVectors];
+  constexpr int kAll = kRows * kVectors;
+  Vector values[kAll];
+  float* in[kRows];
   DLSYS_UNROLL
-  for (int k = 0; k < kVectors; k++) {
-    values[k] = *(const Anywhere*)(v.values + k * kWidth);
-    in[k] = v.in[k];
-  }
+  for (int r = 0; r < kRows; r++) in[r] = v.in[r * kVectors];
+  DLSYS_UNROLL
+  for (int k = 0; k < kAll; k++) values[k] = *(const Anywhere*)(v.values + k * kWidth);
   const auto add = [&](int64_t window) __attribute__((always_inline)) {
     const int64_t at = open.at[window];
     const float dy = open.dy[window];
     DLSYS_UNROLL
-    for (int k = 0; k < kVectors; k++) *(Anywhere*)(in[k] + at) += dy * values[k];
+    for (int k = 0; k < kAll; k++)
+      *(Anywhere*)(in[k / kVectors] + at + k % kVectors * kWidth) += dy * values[k];
   };
   const int64_t half = open.count / 2;
   for (int64_t window = 0; window < half; window++) {
@@ -93,51 +95,71 @@ DLSYS_INLINE void Scatter(const Open& open, const Vectors& v) {
   if (2 * half < open.count) add(2 * half);
 }
 
-// For 1 to kMostVectors vectors.
+// Whole patches that registers hold though they are more than kMostVectors.
+struct WholePatch {
+  int rows, vectors;  // of a row
+  PatchFunction gather, scatter;
+};
+
+// For pieces of 1 to kMostVectors vectors, and for whole patches, behind which is one of no rows.
 struct PatchKernels {
   int width;
   PatchFunction gather[kMostVectors], scatter[kMostVectors];
+  const WholePatch* whole;
 };
 
-#define DLSYS_PATCH_SIZES(F, width)                                                    \
-  {                                                                                    \
-      F<width, 1>, F<width, 2>, F<width, 3>, F<width, 4>,  F<width, 5>,  F<width, 6>,  \
-      F<width, 7>, F<width, 8>, F<width, 9>, F<width, 10>, F<width, 11>, F<width, 12>, \
-  }
-#define DLSYS_PATCHES(Isa, width) \
-  {width, DLSYS_PATCH_SIZES(Gather##Isa, width), DLSYS_PATCH_SIZES(Scatter##Isa, width)}
+constexpr WholePatch kNone[] = {{}};
 
-template <int kWidth, int kVectors>
+#define DLSYS_PATCH_SIZES(F, width)                                      \
+  {                                                                      \
+      F<width, 1, 1>, F<width, 2, 1>,  F<width, 3, 1>,  F<width, 4, 1>,  \
+      F<width, 5, 1>, F<width, 6, 1>,  F<width, 7, 1>,  F<width, 8, 1>,  \
+      F<width, 9, 1>, F<width, 10, 1>, F<width, 11, 1>, F<width, 12, 1>, \
+  }
+#define DLSYS_PATCHES(Isa, width, whole) \
+  {width, DLSYS_PATCH_SIZES(Gather##Isa, width), DLSYS_PATCH_SIZES(Scatter##Isa, width), whole}
+
+template <int kWidth, int kRows, int kVectors>
 void GatherBaseline(const Open& open, const Vectors& v) {
-  Gather<kWidth, kVectors>(open, v);
+  Gather<kWidth, kRows, kVectors>(open, v);
 }
-template <int kWidth, int kVectors>
+template <int kWidth, int kRows, int kVectors>
 void ScatterBaseline(const Open& open, const Vectors& v) {
-  Scatter<kWidth, kVectors>(open, v);
+  Scatter<kWidth, kRows, kVectors>(open, v);
 }
-constexpr PatchKernels kBaseline[] = {DLSYS_PATCHES(Baseline, 4)};
+constexpr PatchKernels kBaseline[] = {DLSYS_PATCHES(Baseline, 4, kNone)};
 
 #ifdef __x86_64__
-template <int kWidth, int kVectors>
+template <int kWidth, int kRows, int kVectors>
 DLSYS_AVX2 void GatherAvx2(const Open& open, const Vectors& v) {
-  Gather<kWidth, kVectors>(open, v);
+  Gather<kWidth, kRows, kVectors>(open, v);
 }
-template <int kWidth, int kVectors>
+template <int kWidth, int kRows, int kVectors>
 DLSYS_AVX2 void ScatterAvx2(const Open& open, const Vectors& v) {
-  Scatter<kWidth, kVectors>(open, v);
+  Scatter<kWidth, kRows, kVectors>(open, v);
 }
-constexpr PatchKernels kAvx2[] = {DLSYS_PATCHES(Avx2, 4), DLSYS_PATCHES(Avx2, 8)};
+constexpr PatchKernels kAvx2[] = {DLSYS_PATCHES(Avx2, 4, kNone), DLSYS_PATCHES(Avx2, 8, kNone)};
 
-template <int kWidth, int kVectors>
+template <int kWidth, int kRows, int kVectors>
 DLSYS_AVX512 void GatherAvx512(const Open& open, const Vectors& v) {
-  Gather<kWidth, kVectors>(open, v);
+  Gather<kWidth, kRows, kVectors>(open, v);
 }
-template <int kWidth, int kVectors>
+template <int kWidth, int kRows, int kVectors>
 DLSYS_AVX512 void ScatterAvx512(const Open& open, const Vectors& v) {
-  Scatter<kWidth, kVectors>(open, v);
+  Scatter<kWidth, kRows, kVectors>(open, v);
 }
-constexpr PatchKernels kAvx512[] = {DLSYS_PATCHES(Avx512, 4), DLSYS_PATCHES(Avx512, 8),
-                                    DLSYS_PATCHES(Avx512, 16)};
+
+#define DLSYS_WHOLE(width, rows, vectors) \
+  {rows, vectors, GatherAvx512<width, rows, vectors>, ScatterAvx512<width, rows, vectors>}
+template <int kWidth>
+constexpr WholePatch kWhole[] = {
+    DLSYS_WHOLE(kWidth, 3, 5), DLSYS_WHOLE(kWidth, 3, 6), DLSYS_WHOLE(kWidth, 3, 7),
+    DLSYS_WHOLE(kWidth, 3, 8), DLSYS_WHOLE(kWidth, 3, 9), DLSYS_WHOLE(kWidth, 5, 3),
+    DLSYS_WHOLE(kWidth, 5, 4), DLSYS_WHOLE(kWidth, 5, 5), {},
+};
+constexpr PatchKernels kAvx512[] = {DLSYS_PATCHES(Avx512, 4, kNone),
+                                    DLSYS_PATCHES(Avx512, 8, kWhole<8>),
+                                    DLSYS_PATCHES(Avx512, 16, kWhole<16>)};
 #endif
 
 template <size_t n>
@@ -183,9 +205,9 @@ class Patches {
         row_(RoundUp(length_, kernels_.width)),
         pitch_((seen_.w - p.conv.kernel.w) * column_ + row_),
         vectors_(p.conv.kernel.h * row_ / kernels_.width),
+        whole_(WholeOf(kernels_.whole, p.conv.kernel.h, row_ / kernels_.width)),
         open_(p, pitch_, column_) {}
 
-  const PatchKernels& kernels() const { return kernels_; }
   int64_t InputNumel() const { return seen_.h * pitch_; }
 
   // The scratch of a task: an input, the vectors of a patch in it, and the open windows of an image
@@ -244,15 +266,13 @@ class Patches {
     }
   }
 
-  // Calls kernels[k](open, vectors) for pieces of k + 1 vectors that make up a patch and a filter.
-  void Run(const PatchFunction* kernels, const Open& open, const Task& task, float* filter) const {
-    const int64_t vectors = vectors_;
-    const int64_t pieces = CeilDiv(vectors, kMostVectors);
-    for (int64_t k = 0; k < pieces; k++) {
-      const int64_t first = k * vectors / pieces, last = (k + 1) * vectors / pieces;
-      kernels[last - first - 1](open,
-                                {task.vectors.data() + first, filter + first * kernels_.width});
-    }
+  // Adds dy times patches to a filter.
+  void Gather(const Open& open, const Task& task, float* filter) const {
+    Run(whole_.gather, kernels_.gather, open, task, filter);
+  }
+  // Adds dy times a filter to patches.
+  void Scatter(const Open& open, const Task& task, float* filter) const {
+    Run(whole_.scatter, kernels_.scatter, open, task, filter);
   }
 
   // Each window's patch += dy * filter, but not what lies in the vectors behind its rows, where
@@ -265,6 +285,25 @@ class Patches {
   }
 
  private:
+  static const WholePatch& WholeOf(const WholePatch* whole, int64_t rows, int64_t vectors) {
+    while (whole->rows && (whole->rows != rows || whole->vectors != vectors)) whole++;
+    return *whole;
+  }
+
+  // Calls the kernel of a whole patch, or where there is none kernels[k](open, vectors) for pieces
+  // of k + 1 vectors that make up a patch and a filter.
+  void Run(PatchFunction whole, const PatchFunction* kernels, const Open& open, const Task& task,
+           float* filter) const {
+    if (whole) return whole(open, {task.vectors.data(), filter});
+    const int64_t vectors = vectors_;
+    const int64_t pieces = CeilDiv(vectors, kMostVectors);
+    for (int64_t k = 0; k < pieces; k++) {
+      const int64_t first = k * vectors / pieces, last = (k + 1) * vectors / pieces;
+      kernels[last - first - 1](open,
+                                {task.vectors.data() + first, filter + first * kernels_.width});
+    }
+  }
+
   // Calls row(offset in x, offset in the channels-last input) for each row inside.
   template <class F>
   void ForRows(const F& row) const {
@@ -319,6 +358,7 @@ class Patches {
   const Inside down_, across_;
   const int64_t row_, pitch_;  // row pitch of a filter, and of the input
   const int64_t vectors_;      // of a patch
+  const WholePatch& whole_;
   const OpenWindows open_;
 };
 
@@ -334,7 +374,7 @@ void AddGradients(const ConvPool& p, const Patches& patches, const float* x, con
   for (int64_t image = begin; image < end; image++) {
     patches.Load(x + image * of_x, input);
     patches.ForFilters(image, dy, code, task, [&](int64_t o, const Open& open) {
-      patches.Run(patches.kernels().gather, open, task, df + o * patches.FilterNumel());
+      patches.Gather(open, task, df + o * patches.FilterNumel());
       db[o] += open.total;
     });
   }
@@ -361,7 +401,7 @@ void ConvPoolDataGradient(const ConvPool& p, const float* f, const float* dy, co
       std::fill(input, input + patches.InputNumel(), 0.f);
       patches.ForFilters(image, dy, code, task, [&](int64_t o, const Open& open) {
         if (std::isfinite(open.total))
-          patches.Run(patches.kernels().scatter, open, task, filters + o * numel);
+          patches.Scatter(open, task, filters + o * numel);
         else
           patches.ScatterExactly(open, input, filters + o * numel);
       });
