@@ -1,10 +1,10 @@
 // The rungs `simd` and `threads`: blocked GEMM in the scheme of Goto and van de Geijn (BLIS). A
-// block of B (kBlockK x kBlockN) is packed once, panels of A are packed by the thread that uses
-// them, and the micro-kernel of tile.h keeps a tile of C in registers. `simd` is one thread; for
-// `threads` tiles of C are split over all, and where C has few of them also K (split-K), into
-// slices that do not depend on the number of threads, so that every element sums in the same order
-// for any number. Limited by the issue of multiply-adds; with few rows or columns by reading the
-// other operand.
+// block of B (kBlockK x kBlockN) is packed once, or read where it is, panels of A are packed by the
+// thread that uses them, and the micro-kernel of tile.h keeps a tile of C in registers. `simd` is
+// one thread; for `threads` tiles of C are split over all, and where C has few of them also K
+// (split-K), into slices that do not depend on the number of threads, so that every element sums in
+// the same order for any number. Limited by the issue of multiply-adds; with few rows or columns by
+// reading the other operand.
 #include <cstring>
 
 #include "cpu/gemm/gemm.h"
