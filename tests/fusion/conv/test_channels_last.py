@@ -4,6 +4,7 @@ float32 at tf32 with channels last, and the pass that moves the channels of a ne
 
 from __future__ import annotations
 
+import itertools
 import unittest
 from collections import Counter
 from collections.abc import Sequence
@@ -231,11 +232,12 @@ class Convolutions(unittest.TestCase):
                 self.run_by(0, sizes, attrs, FLOAT32)
 
     def test_every_tiling_of_float32_against_float64(self) -> None:
-        for number, name in enumerate(load().algorithms("cuda", KERNELS[0]), 1):
-            if "wgmma" in name:
-                for sizes, attrs in sample.of((DENSE[0], DENSE[2], POINTWISE[0]), 2):
-                    with self.subTest(name=name, sizes=sizes):
-                        self.run_by(number, sizes, attrs, FLOAT32)
+        algorithms = enumerate(load().algorithms("cuda", KERNELS[0]), 1)
+        tilings = [(number, name) for number, name in algorithms if "wgmma" in name]
+        cases = itertools.product(tilings, (DENSE[0], DENSE[2], POINTWISE[0]))
+        for (number, name), (sizes, attrs) in sample.of(cases, len(tilings)):  # each of them once
+            with self.subTest(name=name, sizes=sizes):
+                self.run_by(number, sizes, attrs, FLOAT32)
 
     def test_gradients_of_filters_by_mma_in_float32(self) -> None:
         algorithms = load().algorithms("cuda", KERNELS[0])
