@@ -9,9 +9,11 @@
 Leaves results/conv.json, of which `python benchmarks table` makes the tables and the picture of
 docs/learn/conv.md. The record is written after each convolution. What an earlier call on this GPU
 left stays in it unless it is measured anew; each work says by precision which command and commit
-measured it. A row of --variants says how far the heuristic, `auto`, is from the fastest. At bf16
-cuDNN is PyTorch's, where that is installed with CUDA; resnet50_all is every convolution of the
-network, of which one table has the sum alone.
+measured it. A row of --variants says how far the heuristic, `auto`, is from the fastest. Images are
+NCHW, at bf16 and where a name says `channels last` NHWC: what a rung moves between the two is in its
+time, and shares and sums are of rungs of one layout. Of NHWC cuDNN is PyTorch's, where that is
+installed with CUDA. resnet50_all is every convolution of the network, of which one table has the
+sum alone.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlsys.learn.conv import CHANNELS_LAST
 from shared import measure
 
 # Of ResNet-50 at a batch of 128, as below, and how often each convolution is in it.
@@ -125,10 +128,21 @@ def main() -> None:
             print(f"\n{net}: {shape}, {direction}", flush=True)
             rungs = _rungs(ctx, shape, direction, wanted, options.variants)
             measured = dict.fromkeys(wanted, measure.origin(options))
-            works[_identity(work)] = measure.merged(work, rungs, measured, "cudnn")
+            works[_identity(work)] = _compared(measure.merged(work, rungs, measured, "cudnn"))
             if not options.variants:
                 measure.save(record, options, {"device": chip, "works": _in_order(works)})
     _tell(_in_order(works))
+
+
+def _compared(work: dict[str, Any]) -> dict[str, Any]:
+    """The work, whose rows over NHWC images have their share of cuDNN's rate over such."""
+    rows = [row for row in work["rungs"] if row["algorithm"].startswith(CHANNELS_LAST)]
+    name = f"{CHANNELS_LAST}cudnn"
+    rates = {row["precision"]: row["tflops"] for row in rows if row["algorithm"] == name}
+    for row in rows:
+        rate = rates.get(row["precision"])
+        row["of_cudnn"] = row["tflops"] / rate if rate else None
+    return work
 
 
 def _identity(work: dict[str, Any]) -> tuple[Any, ...]:
@@ -151,8 +165,9 @@ def _rungs(
     climbing = climb(ctx, shape, direction, precisions, variants)
     if ctx.name == "cpu" and not variants:
         climbing = itertools.chain(climbing, _of_numpy(shape, direction))
-    if ctx.name == "gpu" and "bf16" in precisions:
-        climbing = itertools.chain(climbing, _of_torch(shape, direction))
+    if ctx.name == "gpu":
+        peers = (_of_torch(shape, direction, one) for one in precisions if one in _TORCH)
+        climbing = itertools.chain(climbing, *peers)
     rows = []
     for found in climbing:
         limit = limit_of(device_name(ctx), found.precision)
@@ -172,9 +187,13 @@ def _of_numpy(shape: Any, direction: str) -> Iterator[Any]:
         yield found._replace(algorithm=f"numpy {found.algorithm}")
 
 
-def _of_torch(shape: Any, direction: str) -> Iterator[Any]:
-    """The figures of PyTorch's cuDNN at bf16 with channels last, where it is installed with CUDA;
-    its error is not looked at.
+# The names of PyTorch's cuDNN and the types that it takes, by precision.
+_TORCH = {"bf16": ("cudnn", "bfloat16"), "tf32": (f"{CHANNELS_LAST}cudnn", "float32")}
+
+
+def _of_torch(shape: Any, direction: str, precision: str) -> Iterator[Any]:
+    """The figures of PyTorch's cuDNN with channels last, where it is installed with CUDA; its error
+    is not looked at.
     """
     try:
         import torch
@@ -184,9 +203,10 @@ def _of_torch(shape: Any, direction: str) -> Iterator[Any]:
         return
     from dlsys.learn.gemm import Figures
 
-    torch.backends.cudnn.benchmark = True
+    name, dtype = _TORCH[precision]
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
     x, f, dy = (
-        torch.randn(*extents, device="cuda", dtype=torch.bfloat16).to(
+        torch.randn(*extents, device="cuda", dtype=getattr(torch, dtype)).to(
             memory_format=torch.channels_last
         )
         for extents in shape.arrays
@@ -221,7 +241,7 @@ def _of_torch(shape: Any, direction: str) -> Iterator[Any]:
         end.record()
         end.synchronize()
         least = min(least, start.elapsed_time(end) / launches)
-    yield Figures("cudnn", "bf16", least, shape.operations / least / 1e9, 0, np.nan, np.nan)
+    yield Figures(name, precision, least, shape.operations / least / 1e9, 0, np.nan, np.nan)
 
 
 class Sums(NamedTuple):
@@ -230,8 +250,8 @@ class Sums(NamedTuple):
     Attributes:
         count: of the convolutions.
         auto: by the heuristic's algorithms.
-        fastest: by the fastest algorithm of each, the library's too, in the layout of `auto`.
-        ours: by the fastest of our own, in either layout.
+        fastest: by the fastest algorithm of each, the library's too.
+        ours: by the fastest of our own.
         cudnn: by the library's own choice; None where it was not measured for all.
         worst: the largest share of `auto` in the fastest's time, of one convolution, and which.
     """
@@ -245,10 +265,11 @@ class Sums(NamedTuple):
 
 
 def sums_of(works: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], Sums]:
-    """The sums over each network, by network, direction and precision. The gradient of a network's
-    images is left out, which no training computes.
+    """The sums over each network, by network, direction and precision, which says where images have
+    their channels last and others at it have not. The gradient of a network's images is left out,
+    which no training computes.
     """
-    from dlsys.learn.conv import OF_WGMMA, Shape
+    from dlsys.learn.conv import Shape
 
     counts = {Shape(*numbers)[1:]: count for numbers, count in RESNET50.items()}
     sums: dict[tuple[str, str, str], Sums] = {}
@@ -257,25 +278,33 @@ def sums_of(works: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], Sums]
         if direction == "data" and shape.c <= IMAGE_CHANNELS:
             continue
         times = counts[shape[1:]] if work["net"] == "resnet50_all" else 1
-        for precision in dict.fromkeys(row["precision"] for row in work["rungs"]):
-            rows = (row for row in work["rungs"] if row["precision"] == precision)
-            ms = {r["algorithm"]: r["ms"] for r in rows if not r["algorithm"].startswith("numpy ")}
+        for setting, ms in _settings(work["rungs"]).items():
             auto, cudnn = ms.pop("auto"), ms.get("cudnn")
-            last = OF_WGMMA if precision == "tf32" else ()
-            alike = {x: y for x, y in ms.items() if not x.startswith(last)}
-            fastest = min(alike, key=alike.__getitem__)
+            fastest = min(ms, key=ms.__getitem__)
             ours = min(y for x, y in ms.items() if x != "cudnn")
-            key = work["net"], direction, precision
+            key = work["net"], direction, setting
             before = sums.get(key, Sums(0, 0.0, 0.0, 0.0, 0.0, (0.0, "")))
             sums[key] = Sums(
                 before.count + times,
                 before.auto + times * auto,
-                before.fastest + times * alike[fastest],
+                before.fastest + times * ms[fastest],
                 before.ours + times * ours,
                 None if None in (cudnn, before.cudnn) else before.cudnn + times * cudnn,
-                max(before.worst, (auto / alike[fastest], f"{shape}, by {fastest}")),
+                max(before.worst, (auto / ms[fastest], f"{shape}, by {fastest}")),
             )
     return sums
+
+
+def _settings(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Milliseconds by algorithm, numpy's left out, of each precision and layout that `auto` has."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        name, setting = row["algorithm"], row["precision"]
+        if name.startswith(CHANNELS_LAST):
+            name, setting = name.removeprefix(CHANNELS_LAST), f"{setting}, channels last"
+        if not name.startswith("numpy "):
+            found.setdefault(setting, {})[name] = row["ms"]
+    return {setting: ms for setting, ms in found.items() if "auto" in ms}
 
 
 def _tell(works: Sequence[dict[str, Any]]) -> None:
@@ -295,7 +324,7 @@ def _line(direction: str, row: dict[str, Any]) -> str:
     if row["error"] is not None:
         error = f"{row['error']:9.2f} (mean {row['mean_error']:8.3f})"
     return (
-        f"  {direction:<8}{row['algorithm']:<23} {row['precision']:<5} {row['ms']:9.4f} ms "
+        f"  {direction:<8}{row['algorithm']:<29} {row['precision']:<5} {row['ms']:9.4f} ms "
         f"{row['tflops']:8.2f} TFLOP/s {share} of the limit, error {error} x 2^-24, "
         f"{row['workspace_nbytes'] >> 20} MiB"
     )

@@ -22,7 +22,7 @@ from dlsys import nn
 from dlsys.errors import DeviceError, NotApplicableError
 from dlsys.executor.tune.microbenchmark import Microbenchmark
 from dlsys.graph.spec import FLOAT32, Spec
-from dlsys.learn.conv import DIRECTIONS, Shape, node_of
+from dlsys.learn.conv import CHANNELS_LAST, DIRECTIONS, Shape, climb, node_of
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops.conv import convolution as C
 from dlsys.rungs import HEURISTIC, Algorithm, rungs_among
@@ -109,6 +109,11 @@ CASES = [
     Case(1, 2, (21, 16), 2, (5, 5), stride=(2, 2), padding=((2, 1), (1, 2)), groups=2),
     Case(1, 2, (14, 15), 2, (7, 7), stride=(2, 2), groups=2),
     Case(1, 3, (9, 8), 3, (3, 3), padding=1, dilation=(2, 2), groups=3),
+    Case(2, 16, (9, 7), 12, (1, 1), stride=(2, 2)),
+    Case(2, 36, (9, 7), 20, (3, 3), padding=1),
+    Case(3, 12, (8, 6), 260, (3, 3), padding=1),
+    Case(5, 68, (4, 5), 68, (1, 1)),
+    Case(2, 40, (9, 12), 24, (3, 3), stride=(2, 2), padding=1),
     Case(0, 3, (5, 5), 2, (3, 3), padding=1),
     Case(2, 3, (5, 5), 0, (3, 3), padding=1),
 ]
@@ -240,7 +245,8 @@ class TestLadder(unittest.TestCase):
                 load().algorithm_source(self.ctx.kernel_device, kernel, number)
             except DeviceError:
                 continue  # cuDNN or cuFFT is not here
-            parts = ("winograd 2x2", "winograd 4x4", "implicit fma", "implicit mma", *POINTWISE)
+            parts = ("winograd 2x2", "winograd 4x4", *POINTWISE)
+            parts += ("implicit fma", "implicit mma", "implicit wgmma")
             if name in rungs_among(self.algorithms(kernel)) or name in parts:
                 yield name
 
@@ -307,6 +313,9 @@ class TestLadder(unittest.TestCase):
                         if name in POINTWISE:
                             fits = case.kernel == (1, 1) and case.stride == POINTWISE[name]
                             self.assertEqual(served, fits or not case.n * case.o)
+                        if name == "implicit wgmma" and case.n * case.o:
+                            fits = case.c % 4 == case.o % 4 == 0 and case.groups == 1
+                            self.assertEqual(served, precision == "tf32" and fits)
                         if name == "depthwise" and case.n * case.o:
                             self.assertEqual(served, case.groups > 1 and case.groups == case.c)
                         if rung == "winograd" and case.n * case.o:
@@ -318,7 +327,8 @@ class TestLadder(unittest.TestCase):
             with self.subTest(name=name, case=case):
                 x, f = self.operands("conv2d", case)
                 bias = np.linspace(-1, 1, case.o, dtype=np.float32)
-                node = self.node("conv2d", case, name, "fp32")
+                by = "tf32" if name in ("implicit mma", "implicit wgmma") else "fp32"
+                node = self.node("conv2d", case, name, by)
                 y = empty(case.shapes["y"], self.ctx)
                 given = [array(a, self.ctx) for a in (x, f, bias)]
                 windows, groups, _, precision = node.op.scalars(node)
@@ -329,9 +339,9 @@ class TestLadder(unittest.TestCase):
                     continue
                 served.add(name)
                 wanted = reference("conv2d", case, x, f) + bias[:, None, None].astype(float)
-                most = limit("conv2d", case, name, "fp32", x, f) + 2 * UNIT * np.abs(wanted)
+                most = limit("conv2d", case, name, by, x, f) + 2 * UNIT * np.abs(wanted)
                 self.assertTrue((np.abs(y.asnumpy() - wanted) <= most).all())
-        self.assertEqual(served, set(self.usable("conv2d_bias")) - {"depthwise", "implicit mma"})
+        self.assertEqual(served, set(self.usable("conv2d_bias")) - {"depthwise"})
 
     def test_gradients_go_by_the_rung(self) -> None:
         case = Case(2, 4, (6, 7), 5, (3, 3), padding=1)
@@ -352,6 +362,17 @@ class TestLadder(unittest.TestCase):
                     off = np.abs(result - reference(kernel, case, *given))
                     most = limit(kernel, case, rung, "fp32", *given)
                     self.assertTrue((off <= most).all())
+
+    def test_rungs_of_both_layouts_are_told_apart(self) -> None:
+        """At tf32 both are measured; every time is that of the layout that a name says."""
+        climbing = climb(self.ctx, Shape(2, 8, 6, 8, 3, 1, 1), "forward", ("fp32", "tf32"))
+        found = {one.algorithm: one for one in climbing}
+        for name in ("auto", "implicit wgmma", f"{CHANNELS_LAST}auto"):
+            self.assertIn(name, found)
+        last = found[f"{CHANNELS_LAST}implicit wgmma"]
+        self.assertEqual(last.precision, "tf32")
+        self.assertLess(last.workspace_nbytes, found["implicit wgmma"].workspace_nbytes)
+        self.assertLess(max(one.error for one in found.values()), 2.0**14)
 
     def test_setting_names_the_rung(self) -> None:
         x, f = ad.Variable("x"), ad.Variable("f")

@@ -24,7 +24,8 @@ from dlsys import ndarray
 from dlsys.errors import KernelError, NotApplicableError, OutOfMemoryError
 from dlsys.executor.debug.check import call_kernel
 from dlsys.executor.tune import autotune as tune
-from dlsys.executor.tune.microbenchmark import Microbenchmark
+from dlsys.executor.tune.microbenchmark import LONG_US, Microbenchmark
+from dlsys.learn.conv import Shape, node_of
 from dlsys.rungs import HEURISTIC, Algorithm
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.runtime.library import load
@@ -80,6 +81,15 @@ class Cached(unittest.TestCase):
     def algorithms_of(self, executor: ad.Executor, feeds: dict) -> tuple[str, ...]:
         executor.run(feeds)
         return executor.report().plans[0].algorithms
+
+
+@require(cpu(0))
+class Estimates(unittest.TestCase):
+    def test_what_the_first_run_loads_is_not_in_its_time(self) -> None:
+        benchmark = Microbenchmark(node_of(Shape(1, 2, 6, 2, 3), "forward", "fp32"), cpu(0))
+        for runs, most in (([1e6, 6e4], 6e4), ([1e6, 5.0], LONG_US), ([5.0], LONG_US)):
+            with mock.patch.object(Microbenchmark, "_us_of_run", side_effect=runs):
+                self.assertLessEqual(benchmark.us_about(HEURISTIC), most)
 
 
 @require(cpu(0))

@@ -35,10 +35,11 @@ _PARTS = (
     *("implicit compact", "implicit batched", "implicit fma", "implicit mma"),
     *("implicit wgmma", "implicit halo", "implicit gemm"),
 )
-# At these precisions images lie in both layouts, and with their channels last have kernels of wgmma
-# alone.
+# At these precisions images lie in both layouts. With their channels last they have kernels of
+# wgmma alone, whose times hold no move of the channels, and whose names say so.
 _LAYOUTS = {"tf32": (False, True)}
-OF_WGMMA = ("implicit wgmma", "implicit gemm", "implicit halo")
+_OF_WGMMA = ("auto", "implicit wgmma", "implicit gemm", "implicit halo")
+CHANNELS_LAST = "channels last: "  # before their names
 _SAMPLED = 48  # elements that are compared, or fewer where their sums are long
 _SAMPLED_TERMS = 4_000_000  # of all of them together
 
@@ -147,7 +148,9 @@ def climb(
     """The figures of auto and of every rung that can compute a direction of a shape, in the
     ladder's order, with both of Winograd's tiles and the parts of `implicit`; or of every
     algorithm. Without a context, of numpy's rungs. At bf16 and fp16, which are storage types,
-    images have their channels last; at tf32 they do for the kernels of wgmma.
+    images have their channels last; at tf32 they are measured in both layouts, and where their
+    channels are last a rung's name begins with CHANNELS_LAST. Times include every move of channels
+    that a rung needs of the layout that it is given.
     """
     drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)
     if ctx is None:
@@ -172,13 +175,14 @@ def climb(
             rung = name == "auto" or name in rungs_among(names) or name in _PARTS
             if not (rung or variants):
                 continue
-            if layout == ("", True) and not name.startswith(OF_WGMMA):
+            is_other = layout == ("", True)
+            if is_other and not name.startswith(_OF_WGMMA):
                 continue
             try:
-                algorithm = Algorithm(number, name)
-                yield _figures(benchmark, sample, shape, algorithm, precision)
+                found = _figures(benchmark, sample, shape, Algorithm(number, name), precision)
             except (KernelError, DeviceError):
                 continue  # it cannot serve this, or its library is not here
+            yield found._replace(algorithm=f"{CHANNELS_LAST}{name}") if is_other else found
 
 
 def _climb_numpy(shape: Shape, direction: str, drawn: np.ndarray) -> Iterator[Figures]:

@@ -17,9 +17,9 @@ namespace cuda {
 namespace {
 
 // The rungs, slowest first; a name of two words is a kernel of the rung before it.
-const ConvAlgorithm* const kAlgorithms[] = {&kNaiveConv,   &kIm2col,    &kWinograd,  &kFft,
-                                            &kImplicit,    &kCompact,   &kPointwise, &kImplicitGemm,
-                                            &kTensorCores, &kDepthwise, &kCudnn};
+const ConvAlgorithm* const kAlgorithms[] = {&kNaiveConv,   &kIm2col,  &kWinograd,  &kFft,
+                                            &kImplicit,    &kCompact, &kPointwise, &kImplicitGemm,
+                                            &kTensorCores, &kWgmma,   &kDepthwise, &kCudnn};
 
 bool IsRung(const ConvAlgorithm& algorithm) { return !strchr(algorithm.name, ' '); }
 

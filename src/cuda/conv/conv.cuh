@@ -1,8 +1,8 @@
 // The convolution algorithms of the GPU and their common interface. Arrays are float32, NCHW
 // (filters O, C / groups, H, W), contiguous, and overlap nowhere. Each algorithm has a forward
 // pass, a data gradient and a filter gradient; its file in rungs/ names what limits it. In the
-// order of reading: naive.cu, im2col.cu, implicit_gemm.cu, tf32.cu, depthwise.cu, winograd.cu,
-// fft.cu, cudnn.cu; heuristic.cu ranks them, conv.cu is the ladder.
+// order of reading: naive.cu, im2col.cu, implicit_gemm.cu, tf32.cu, wgmma.cu, depthwise.cu,
+// winograd.cu, fft.cu, cudnn.cu; heuristic.cu ranks them, conv.cu is the ladder.
 #pragma once
 #include <string>
 #include <vector>
@@ -46,11 +46,12 @@ extern const ConvAlgorithm kNaiveConv;     // a thread an element
 extern const ConvAlgorithm kIm2col;        // the column matrix in scratch, and a GEMM
 extern const ConvAlgorithm kWinograd;      // F(2x2, 3x3) and F(4x4, 3x3)
 extern const ConvAlgorithm kFft;           // products of spectra, by cuFFT
-extern const ConvAlgorithm kImplicit;      // implicit GEMM: the best of the next four
+extern const ConvAlgorithm kImplicit;      // implicit GEMM: the best of the next five
 extern const ConvAlgorithm kCompact;       // of a strided 1 x 1 filter, dense
 extern const ConvAlgorithm kPointwise;     // of a dense 1 x 1 filter, batched GEMM
 extern const ConvAlgorithm kImplicitGemm;  // by FFMA
 extern const ConvAlgorithm kTensorCores;   // by mma, at tf32
+extern const ConvAlgorithm kWgmma;         // by wgmma, at tf32, of images that are moved
 extern const ConvAlgorithm kDepthwise;     // direct, one channel per group
 extern const ConvAlgorithm kCudnn;
 

@@ -22,7 +22,7 @@ struct ConvWork {
   Conv conv;
   Pass pass;
   bool tf32;
-  int multiprocessors;
+  int multiprocessors, device;
 
   bool Is(Pass other) const { return pass == other; }
   bool IsStridedGradient() const { return Is(Pass::kDataGradient) && Size(conv.stride) > 1; }
@@ -74,7 +74,7 @@ struct ConvTile {
 
 // The operations of all tiles, padding and unfilled waves of blocks included, by the tiles that
 // have the fewest, as the kernels choose them. A tile begins and ends at the cost of `prologue`
-// more of K. A split sum leaves no multiprocessor without work.
+// more of K. Sums of less than a wave are split, which leaves no multiprocessor without work.
 template <size_t kCount>
 double TiledOperations(const ConvTile (&tiles)[kCount], const ConvWork& w, double prologue) {
   const ConvProduct p = ProductOf(w);
@@ -82,10 +82,11 @@ double TiledOperations(const ConvTile (&tiles)[kCount], const ConvWork& w, doubl
   double least = kNever, taken = kNever;
   for (const ConvTile& t : tiles) {
     const double blocks = std::ceil(p.m / t.m) * std::ceil(p.n / t.n) * p.groups;
-    const double waves = blocks / w.multiprocessors, all = split ? waves : std::ceil(waves);
+    const double waves = blocks / w.multiprocessors;
+    const double all = split && waves < 1 ? waves : std::ceil(waves);
     const double wave = w.multiprocessors * t.m * t.n / t.speed;
-    if (all * wave >= least) continue;
-    least = all * wave;
+    if ((split ? waves : all) * wave >= least) continue;
+    least = (split ? waves : all) * wave;
     taken = wave * (split ? all : std::max(all, t.alone));
   }
   return 2 * (p.k + prologue) * taken;
@@ -141,10 +142,15 @@ inline double BatchedUs(const ConvWork& w) {
   const bool filter = w.Is(Pass::kFilterGradient), aligned = Size(c.out) % 4 == 0;
   const double n = filter ? p.n : (double)Size(c.out), k = filter ? (double)Size(c.out) : p.k;
   const double operations = 2 * (double)c.n * Padded(p.m, 64) * Padded(n, 64) * k;
-  const double bytes = AllBytes(c) + (filter ? 2 * (double)c.n * FilterBytes(c) : 0);
-  if (!w.tf32) return Us(filter ? Rate{50, 5.5e7, 6e6} : Rate{17, 5.1e7, 6.5e6}, operations, bytes);
+  const double bytes = AllBytes(c), parts = filter ? 2 * (double)c.n * FilterBytes(c) : 0;
+  if (!w.tf32 && filter) return Us({50, 5.5e7, 6e6}, operations, bytes + parts);
+  if (!w.tf32) return Us({17, aligned ? 5.1e7 : 4.6e7, 6.5e6}, operations, bytes);
+  if (filter) {
+    const double moved = bytes / 4e6 + parts / 3.2e6;
+    return 5 + (aligned ? std::max(operations / 3e8, moved) : operations / 1.7e8 + moved);
+  }
   const double rate = aligned ? 2.6e8 : 6e7;  // rows that are no multiple of 16 bytes
-  return Us({filter ? 40. : 20, rate, 7.5e6}, operations, bytes);
+  return Us({20, rate, 7.5e6}, operations, bytes);
 }
 
 // The columns are written and read, and results transposed.
@@ -153,19 +159,32 @@ inline double Im2colUs(const ConvWork& w) {
   const double patches = (double)(Size(c.out) * Size(c.kernel)) / (double)Size(c.in);
   const double bytes = AllBytes(c) + 2 * OutputBytes(c) + 2 * ImageBytes(c) * patches;
   const double strided = w.IsStridedGradient() ? 3 : 1;
-  return Us({17, w.tf32 ? 2.0e8 : 4.3e7, 1.05e6}, ProductOf(w).Operations(), strided * bytes);
+  const bool data = w.Is(Pass::kDataGradient), few = data && c.GroupChannels() < 16;
+  const double bandwidth = few ? 0.45e6 : data ? 1.05e6 : Size(c.kernel) > 1 ? 1.25e6 : 2.6e6;
+  return Us({17, w.tf32 ? 2.0e8 : 4.3e7, bandwidth}, ProductOf(w).Operations(), strided * bytes);
 }
 
-// Winograd's F(out x out, 3 x 3): tiles of the images and of the results are written and read.
-inline double WinogradUs(const ConvWork& w, int64_t out, const Rate& rate) {
+// Winograd's F(out x out, kernel x kernel): tiles of the images and of the results are written and
+// read, between products in blocks of 128 x 128. Of a filter's gradient, whose sums are long and
+// split, results are padded to `rows` x `cols`.
+inline double WinogradUs(const ConvWork& w, int64_t out, const Rate& rate, double rows = 1,
+                         double cols = 1) {
+  constexpr double kBlock = 128;
   const Conv& c = w.conv;
   if (c.groups > 1) return kNever;  // products of too few channels
   const HW of = w.Is(Pass::kDataGradient) ? c.in : c.out;
   const double tiles = (double)(CeilDiv(of.h, out) * CeilDiv(of.w, out) * c.n);
-  const double elements = (double)((out + 2) * (out + 2));
-  const double filters = (double)(c.o * c.GroupChannels());
-  const double moved = 4 * elements * 2 * (tiles * (double)(c.c + c.o) + filters);
-  return Us(rate, 2 * elements * tiles * filters, AllBytes(c) + moved);
+  const double side = (double)(out + c.kernel.h - 1), elements = side * side;
+  const double filters = (double)c.o, channels = (double)c.c;
+  const double moved = 8 * elements * (tiles * (filters + channels) + filters * channels);
+  const double bytes = AllBytes(c) + moved;
+  if (w.Is(Pass::kFilterGradient))
+    return Us(rate, 2 * elements * tiles * Padded(filters, rows) * Padded(channels, cols), bytes);
+  const ConvProduct p = ProductOf(w);
+  const double height = std::min(p.m, kBlock);
+  const double blocks = elements * std::ceil(p.m / height) * std::ceil(tiles / kBlock);
+  const double all = Padded(blocks, w.multiprocessors) * height * kBlock;
+  return Us(rate, 2 * all * p.k / (double)Size(c.kernel), bytes);
 }
 inline double Winograd2Us(const ConvWork& w) {
   const bool filter = w.Is(Pass::kFilterGradient);
@@ -173,7 +192,7 @@ inline double Winograd2Us(const ConvWork& w) {
 }
 inline double Winograd4Us(const ConvWork& w) {
   const bool filter = w.Is(Pass::kFilterGradient);
-  return WinogradUs(w, 4, filter ? Rate{5, 3e8, 1.17e6} : Rate{18, 4.6e7, 3.9e6});
+  return WinogradUs(w, 4, filter ? Rate{5, 4.85e7, 2.0e6} : Rate{18, 4.6e7, 3.9e6}, 128, 64);
 }
 
 // Strips of columns: mostly what they move.
@@ -189,11 +208,15 @@ inline ConvWork CompactOf(ConvWork w) {
   w.conv.stride = {1, 1};
   return w;
 }
+inline double CompactCopyUs(const ConvWork& w) {
+  const double met = ImageBytes(w.conv) / (double)w.conv.stride.h;  // rows, read as a whole
+  const double other = w.Is(Pass::kDataGradient) ? ImageBytes(w.conv) : met;
+  return Us({3, 1, 2.8e6}, 0, ImageBytes(CompactOf(w).conv) + other);
+}
 inline double CompactUs(const ConvWork& w) {
   const ConvWork dense = CompactOf(w);
-  const double compact = ImageBytes(dense.conv), mma = w.tf32 ? MmaUs(dense) : kNever;
-  const double copied = w.Is(Pass::kDataGradient) ? 2 * ImageBytes(w.conv) : 3 * compact;
-  return Us({3, 1, 1.2e6}, 0, copied) + std::min({FmaUs(dense), BatchedUs(dense), mma});
+  const double mma = w.tf32 ? MmaUs(dense) : kNever;
+  return CompactCopyUs(w) + std::min({FmaUs(dense), BatchedUs(dense), mma});
 }
 
 // cuDNN's implicit GEMM. At tf32 it takes channels by 32, and where the stride skips positions or
@@ -203,18 +226,27 @@ inline double CudnnGemmUs(const ConvWork& w) {
   const ConvProduct p = ProductOf(w);
   const double bytes = AllBytes(c);
   if (c.Depthwise()) return Us({13, 2.6e6, 9e6}, p.Operations(), bytes);
-  const bool transposed = Size(c.stride) > 1 || Size(c.out) % 4;
+  const bool filter = w.Is(Pass::kFilterGradient);
+  const bool transposed = Size(c.stride) > 1 || Size(c.out) % (filter ? 8 : 4);
   const double operations = 2 * Padded(p.m, 64) * Padded(p.n, 64) * Padded(p.k, 16) * p.groups;
   if (!w.tf32) {
-    if (w.Is(Pass::kForward)) return Us({4, 4.2e7, 3.5e6}, operations, bytes);
-    if (w.Is(Pass::kFilterGradient)) return Us({150, 4.0e7, 0.36e6}, operations, bytes);
+    if (w.Is(Pass::kForward)) {
+      const double rows = p.m > 128 ? 256 : p.m > 64 ? 128 : 64, odd = Size(c.out) % 4 ? 1.15 : 1;
+      const double few = Size(c.stride) > 1 && c.GroupChannels() < 8 ? 1.7 : 1;
+      const double blocks = std::ceil(p.m / rows) * std::ceil(p.n / 128) * p.groups;
+      const double all = 2 * Padded(blocks, w.multiprocessors) * rows * 128 * Padded(p.k, 16);
+      return Us({4, 4.2e7, 3.5e6}, odd * few * all, bytes);
+    }
+    if (filter) return Us({150, 4.0e7, 0.36e6}, operations, bytes);
     return w.IsStridedGradient() ? kNever : Us({10, 2.6e7, 2.3e6}, operations, bytes);
   }
   const double channels = (double)c.GroupChannels();
-  if (w.Is(Pass::kForward))
-    return Us({14, 3.0e8, transposed ? 2.0e6 : 5.1e6}, operations * Padded(channels, 32) / channels,
-              bytes);
-  if (w.Is(Pass::kFilterGradient)) {
+  if (w.Is(Pass::kForward)) {
+    const double rows = Padded(p.m, 128) / Padded(p.m, 64);
+    return Us({14, 3.0e8, transposed ? 2.0e6 : 5.1e6},
+              operations * rows * Padded(channels, 32) / channels, bytes);
+  }
+  if (filter) {
     const double rows = Padded(p.m, 128) / Padded(p.m, 64),
                  columns = Padded(channels, 8) / channels;
     return Us({Size(c.kernel) > 1 ? 80. : 16, 2.0e8, transposed ? 1.9e6 : 1e7},
@@ -224,18 +256,20 @@ inline double CudnnGemmUs(const ConvWork& w) {
   return Us({18, transposed ? 5.4e8 : 2.8e8, transposed ? 1.3e6 : 7.6e6}, wide, bytes);
 }
 
-// cuDNN's own F(4 x 4, 3 x 3), in float32 at every precision.
+// cuDNN's own F(4 x 4, 3 x 3), in float32 at every precision, and the same of 5 x 5.
 inline double CudnnWinogradUs(const ConvWork& w) {
-  const HW three{3, 3}, one{1, 1};
-  if (!(w.conv.kernel == three) || !(w.conv.stride == one)) return kNever;
+  const HW three{3, 3}, five{5, 5}, one{1, 1};
+  if (!(w.conv.stride == one)) return kNever;
+  if (w.conv.kernel == five) return WinogradUs(w, 4, {9, 4.9e7, 1.6e6}, 128, 128);
+  if (!(w.conv.kernel == three)) return kNever;
   const bool filter = w.Is(Pass::kFilterGradient);
-  return WinogradUs(w, 4, filter ? Rate{20, 8e7, 1.6e6} : Rate{20, 4.9e7, 3.55e6});
+  return WinogradUs(w, 4, filter ? Rate{10, 5.6e7, 2.1e6} : Rate{20, 4.9e7, 3.55e6}, 128, 128);
 }
 
-// Products of spectra of planes, which cuDNN computes in float32 at every precision: whole images
-// in planes of a power of two, or tiles of 32 x 32 that overlap.
-inline double SpectraUs(const Conv& c, double images, double plane, const Rate& rate) {
-  const double frequencies = plane * (plane / 2 + 1), filters = (double)(c.o * c.c);
+// Products of spectra of planes, in float32 at every precision. cuDNN has whole images in planes of
+// a power of two, or tiles of 32 x 32 that overlap.
+inline double SpectraUs(const Conv& c, double images, HW plane, const Rate& rate) {
+  const double frequencies = (double)(plane.h * (plane.w / 2 + 1)), filters = (double)(c.o * c.c);
   return Us(rate, 8 * images * filters * frequencies,
             8 * (images * (double)(c.c + c.o) + filters) * frequencies);
 }
@@ -248,10 +282,10 @@ inline double CudnnFftUs(const ConvWork& w) {
   const int64_t reach = std::max(c.kernel.h, c.kernel.w) - 1, pad = std::max(c.pad.h, c.pad.w);
   const int64_t padded = w.Is(Pass::kDataGradient) ? std::max(c.out.h, c.out.w) + 2 * (reach - pad)
                                                    : std::max(c.in.h, c.in.w) + 2 * pad;
-  double plane = 16;
-  while (plane < (double)padded) plane *= 2;
+  int64_t plane = 16;
+  while (plane < padded) plane *= 2;
   const Rate rate = w.Is(Pass::kFilterGradient) ? Rate{12, 3e8, 0.55e6} : Rate{12, 7.5e7, 0.95e6};
-  return SpectraUs(c, (double)c.n, plane, plane > 32 ? Rate{12, 5e7, 0.5e6} : rate);
+  return SpectraUs(c, (double)c.n, {plane, plane}, plane > 32 ? Rate{12, 5e7, 0.5e6} : rate);
 }
 inline double CudnnTiledFftUs(const ConvWork& w) {
   constexpr int64_t kTile = 32;
@@ -260,7 +294,20 @@ inline double CudnnTiledFftUs(const ConvWork& w) {
     return kNever;
   const int64_t high = CeilDiv(c.in.h, kTile - c.kernel.h + 1);
   const int64_t wide = CeilDiv(c.in.w, kTile - c.kernel.w + 1);
-  return SpectraUs(c, (double)(c.n * high * wide), kTile, {12, 9e7, high > 2 ? 0.6e6 : 1.1e6});
+  const double bandwidth = high > 2 && Size(c.stride) == 1 ? 0.6e6 : 1.1e6;
+  return SpectraUs(c, (double)(c.n * high * wide), {kTile, kTile}, {20, 9e7, bandwidth});
+}
+
+// The rung `fft`, in planes as small as may be; its products are for few channels, and it is worth
+// a thought where planes are small.
+inline double FftUs(const ConvWork& w) {
+  constexpr int64_t kMost = 32;
+  const Conv& c = w.conv;
+  if (!HasSpectra(c) || w.Is(Pass::kFilterGradient) || std::max(c.in.h, c.in.w) > kMost)
+    return kNever;
+  const HW plane{std::max(c.pad.h + c.in.h, (c.out.h - 1) * c.stride.h + c.kernel.h),
+                 std::max(c.pad.w + c.in.w, (c.out.w - 1) * c.stride.w + c.kernel.w)};
+  return SpectraUs(c, (double)c.n, plane, {40, 5.8e6, 0.45e6});
 }
 
 }  // namespace cuda

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cuda/conv/channels_last/hopper.cuh"
 #include "cuda/conv/conv.cuh"
 #include "cuda/conv/cost.h"
 
@@ -11,8 +12,8 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-// The library that an algorithm's estimate assumes. DLSYS_BLAS=own grants neither.
-enum class Needs { kNothing, kCublas, kCudnn };
+// The library that an algorithm's estimate assumes. DLSYS_BLAS=own grants none.
+enum class Needs { kNothing, kCublas, kCufft, kCudnn };
 
 struct Candidate {
   const ConvAlgorithm* algorithm;
@@ -21,14 +22,22 @@ struct Candidate {
   Needs needs = Needs::kNothing;
 };
 
+// The dense convolution may be one by wgmma.
+double CompactOrWgmmaUs(const ConvWork& work) {
+  const double by_wgmma = channels_last::PlanesUs(CompactOf(work));
+  return std::min(CompactUs(work), CompactCopyUs(work) + by_wgmma);
+}
+
 const Candidate kImplicitKernels[] = {{&kImplicitGemm, nullptr, FmaUs},
                                       {&kTensorCores, nullptr, MmaUs},
-                                      {&kCompact, nullptr, CompactUs}};
+                                      {&kWgmma, nullptr, channels_last::PlanesUs},
+                                      {&kCompact, nullptr, CompactOrWgmmaUs}};
 const Candidate kBatched[] = {{&kPointwise, nullptr, BatchedUs, Needs::kCublas}};
 const Candidate kDirect[] = {{&kDepthwise, nullptr, DepthwiseUs}};
 const Candidate kOthers[] = {{&kWinograd, "2x2", Winograd2Us, Needs::kCublas},
                              {&kWinograd, "4x4", Winograd4Us, Needs::kCublas},
                              {&kIm2col, nullptr, Im2colUs, Needs::kCublas},
+                             {&kFft, nullptr, FftUs, Needs::kCufft},
                              {&kCudnn, "precomputed_gemm", CudnnGemmUs, Needs::kCudnn},
                              {&kCudnn, "winograd_in_parts", CudnnWinogradUs, Needs::kCudnn},
                              {&kCudnn, "fft", CudnnFftUs, Needs::kCudnn},
@@ -63,7 +72,7 @@ std::vector<ConvEstimate> RankConv(const ConvCall& at, const Conv& conv, Pass pa
                                    bool implicit_alone) {
   const int device = at.ctx.device_id;
   const bool tf32 = at.precision == Precision::kTf32 && ComputeMajor(device) >= 8;
-  const ConvWork work{conv, pass, tf32, Multiprocessors(device)};
+  const ConvWork work{conv, pass, tf32, Multiprocessors(device), device};
   std::vector<ConvEstimate> ranking;
   const auto sort = [&] {
     std::stable_sort(ranking.begin(), ranking.end(),

@@ -448,24 +448,36 @@ __global__ void AddPartsKernel(const float* parts, T* df, int splits, int numel,
   df[(int64_t)(filter * (int)by_channels.value + c) * by_kernel_size.value + offset] = T(sum);
 }
 
-// y (n, cols, rows) from x (n, rows, cols), in tiles of 64 x 64.
+// y (n, cols, rows) from x (n, rows, cols), in tiles of 64 x 64, whose rows begin at other banks. A
+// thread loads all of its elements before it stores one. Memory bandwidth limits it.
 template <class T>
-__global__ void SwapAxesKernel(const T* x, T* y, int rows, int cols, int row_tiles, int col_tiles,
-                               int64_t tiles) {
-  constexpr int kSide = 64;
-  __shared__ T tile[kSide][kSide + 2];
-  const int fast = (int)threadIdx.x % kSide;
+__global__ void __launch_bounds__(kThreads)
+    SwapAxesKernel(const T* x, T* y, int rows, int cols, int row_tiles, int col_tiles,
+                   int64_t tiles) {
+  constexpr int kSide = 64, kLines = kThreads / kSide, kAtOnce = kSide / kLines;
+  __shared__ T tile[kSide][kSide + 4 / sizeof(T)];
+  const int fast = (int)threadIdx.x % kSide, line = (int)threadIdx.x / kSide;
   GridDependencySynchronize();
   for (int64_t k = blockIdx.x; k < tiles; k += gridDim.x) {
     const int64_t n = k / (row_tiles * col_tiles);
     const int rest = (int)(k - n * (row_tiles * col_tiles));
     const int row = rest / col_tiles * kSide, col = rest % col_tiles * kSide;
-    const int64_t image = n * rows * cols;
-    for (int i = (int)threadIdx.x / kSide; i < min(kSide, rows - row); i += kThreads / kSide)
-      if (col + fast < cols) tile[i][fast] = x[image + (int64_t)(row + i) * cols + col + fast];
+    const T* const from = x + n * rows * cols + (int64_t)row * cols + col;
+    T* const to = y + n * rows * cols + (int64_t)col * rows + row;
+    T v[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; u++) {
+      const int i = line + u * kLines;
+      v[u] = row + i < rows && col + fast < cols ? from[(int64_t)i * cols + fast] : T(0.f);
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; u++) tile[line + u * kLines][fast] = v[u];
     __syncthreads();
-    for (int j = (int)threadIdx.x / kSide; j < min(kSide, cols - col); j += kThreads / kSide)
-      if (row + fast < rows) y[image + (int64_t)(col + j) * rows + row + fast] = tile[fast][j];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; u++) {
+      const int j = line + u * kLines;
+      if (col + j < cols && row + fast < rows) to[(int64_t)j * rows + fast] = tile[fast][j];
+    }
     __syncthreads();
   }
 }

@@ -17,12 +17,15 @@ namespace channels_last {
 enum class Kernel { kHeuristic, kMma, kWgmma, kHalo, kGemm };
 
 // The operator's name for messages, where it runs, and by which kernel and which of its tilings.
+// `planes`, of float32: the images that are not gathered, which are y or, of a data gradient, dx,
+// have their channels first.
 struct Call {
   const char* op;
   DLContext ctx;
   DLStream stream;
   Kernel kernel = Kernel::kHeuristic;
   int tiling = kHeuristic;
+  bool planes = false;
 };
 
 // True where it computes a convolution of 16 bits: from sm_80 on, sizes within int, groups of

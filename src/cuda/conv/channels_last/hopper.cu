@@ -511,11 +511,13 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
   layout.as_pixels = !c.UnitStride();
   layout.out_step_w = (int)c.w.out_by, layout.out_step_h = (int)(c.h.out_by * c.out_hw.w);
   layout.out_step_n = (int)Size(c.out_hw);
+  if (at.planes) layout.as_pixels = true, layout.out_step_n *= (int)c.out_channels;
   hopper::Params params{};
   params.m = (int)(c.images * c.Positions()), params.n = (int)c.out_channels, params.batch = 1;
   params.k_panels = (int)(c.KernelSize() * PanelsOf<T>(c.in_channels));
   const int64_t line = c.out_hw.w * c.out_channels;
-  T* const first = out + c.h.out_from * line + c.w.out_from * c.out_channels;
+  const int64_t position = c.h.out_from * c.out_hw.w + c.w.out_from;
+  T* const first = out + position * (at.planes ? 1 : c.out_channels);
   params.c = first, params.bias = bias;
   params.aligned = Aligned16(bias), params.in_boxes = true;
   const hopper::Extents extents{params.m, params.n, params.k_panels, 1};
@@ -532,7 +534,8 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
       return hopper::Estimated(kTimes[k], extents, Multiprocessors(at.ctx.device_id), k, may_split);
     };
     const Config found = estimated(c.UnitStride());
-    const bool any = !(statistics || sums) || hopper::AllInBoxes(found, params.k_panels);
+    const bool any =
+        !(statistics || sums || at.planes) || hopper::AllInBoxes(found, params.k_panels);
     return any ? found : estimated(false);
   });
   const PixelMapShape images{
@@ -561,6 +564,10 @@ void Correlate(const Call& at, const Correlation& c, HW kernel, const T* x,
       hopper::LaunchTiles<T, decltype(tile), typename decltype(source)::type, false>(
           at.op, at.ctx, config, maps, params, of_source, at.stream);
     };
+    if constexpr (sizeof(T) == 4)
+      if (at.planes)
+        return launch(tiling, Type<CorrelationToPlanes<T, Tile>>(),
+                      PlanesLayout{layout, (int)Size(c.out_hw)});
     if (!statistics && !sums) return launch(tiling, Type<Correlation16<T, Tile>>(), layout);
     const int rows = statistics ? Tile::template kMomentsRows<T> : Tile::kRows;
     const int64_t groups = CeilDiv(params.m, rows);
@@ -769,6 +776,40 @@ void Transpose(const Call& at, const Conv& c, const float* x, int64_t channels, 
   Launch(at.op, TransposeKernel, (unsigned)(rows * task.strips), kThreads, 0, at.stream, task);
 }
 
+// `to` (channels, pitch) of images (n, channels, plane), and zeros behind their positions: four
+// elements a thread, which lie side by side in an image where kAligned.
+template <bool kAligned>
+__global__ void __launch_bounds__(kThreads)
+    CopyPlanesKernel(const float* x, float* to, int n, int channels, int plane, Divisor by_plane,
+                     Divisor by_quads, int quads) {
+  for (int k = (int)FirstItem(); k < quads; k += (int)ItemStep()) {
+    const int channel = k / by_quads, first = (k - channel * (int)by_quads.value) * 4;
+    const auto from = [&](int position) {
+      const int image = position / by_plane;
+      return x + ((int64_t)image * channels + channel) * plane + position -
+             image * (int)by_plane.value;
+    };
+    float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (kAligned) {
+      if (first < n * plane) v = *(const float4*)from(first);
+    } else {
+      if (first < n * plane) v.x = *from(first);
+      if (first + 1 < n * plane) v.y = *from(first + 1);
+      if (first + 2 < n * plane) v.z = *from(first + 2);
+      if (first + 3 < n * plane) v.w = *from(first + 3);
+    }
+    ((float4*)to)[k] = v;
+  }
+}
+
+// The copy of dy where that has its channels first.
+void CopyPlanes(const Call& at, const Conv& c, const float* dy, float* to) {
+  const int64_t plane = Size(c.out), quads = PitchOf(c) / 4, count = c.o * quads;
+  const auto kernel = plane % 4 ? CopyPlanesKernel<false> : CopyPlanesKernel<true>;
+  Launch(at.op, kernel, Blocks(count), kThreads, 0, at.stream, dy, to, (int)c.n, (int)c.o,
+         (int)plane, Divisor(plane), Divisor(quads), (int)count);
+}
+
 // One operand lies along K as a copy: with kPixels dy, else x.
 template <bool kPixels>
 void MultiplyByCopy(const Call& at, const Conv& c, const Config& config, const float* x,
@@ -777,7 +818,10 @@ void MultiplyByCopy(const Call& at, const Conv& c, const Config& config, const f
   const PixelLayout layout = LayoutOf<float>(axes.h, axes.w, c.c, c.kernel.w);
   const int64_t positions = c.n * Size(c.out), pitch = PitchOf(c), channels = kPixels ? c.o : c.c;
   const Scratch copy(at.ctx, channels * pitch * (int64_t)sizeof(float), at.stream);
-  Transpose(at, c, kPixels ? dy : x, channels, !kPixels, copy.floats());
+  if (kPixels && at.planes)
+    CopyPlanes(at, c, dy, copy.floats());
+  else
+    Transpose(at, c, kPixels ? dy : x, channels, !kPixels, copy.floats());
   const hopper::Params params =
       ParamsOf<float>(c, config, kPixels ? Columns<float>(c) : c.o, channels, parts);
   const PixelMapShape images{
@@ -802,12 +846,21 @@ double TransposeUs(const Conv& c, int64_t channels) {
   return kCopyUs + 8. * (double)(channels * PitchOf(c)) / kNbytesUs;
 }
 
+// Microseconds of moving the channels of images last.
+double MoveUs(int64_t numel) {
+  constexpr double kMoveUs = 3, kNbytesUs = 3e6;
+  return kMoveUs + 8. * (double)numel / kNbytesUs;
+}
+
 // How the gradient of a filter is computed: by mma or by wgmma, which reads a copy; `swapped` with
-// the columns along M, whose copy is of dy, else of x.
+// the columns along M, whose copy is of dy, else of x. That copy alone reads a dy whose channels
+// are first.
 struct GradientConfig {
   Config config;
   bool by_mma, swapped;
   double us;
+
+  bool CopiesGradient() const { return !by_mma && swapped; }
 };
 
 // Measured on an H100, with the tiles of channels_last/wgrad.cuh.
@@ -838,7 +891,8 @@ GradientConfig BestByWgmma(const Call& at, const Conv& c, double memory_us) {
   GradientConfig best{pixels, false, true, std::max(pixels.us, memory_us) + TransposeUs(c, c.o)};
   if (Size(c.kernel) > 1) return best;
   const Config rows = BestInParts<float>(at, c, c.o, c.c);
-  const double us = std::max(rows.us, memory_us) + TransposeUs(c, c.c);
+  const double moved = at.planes ? MoveUs(c.n * c.o * Size(c.out)) : 0;
+  const double us = std::max(rows.us, memory_us) + TransposeUs(c, c.c) + moved;
   return us < best.us ? GradientConfig{rows, false, false, us} : best;
 }
 
@@ -850,7 +904,8 @@ GradientConfig ConfigOfGradient(const Call& at, const Conv& c) {
   if (at.kernel == Kernel::kMma) return BestByMma(at, c, memory_us);
   const GradientConfig by_wgmma = BestByWgmma(at, c, memory_us);
   if (at.kernel == Kernel::kWgmma) return by_wgmma;
-  const GradientConfig by_mma = BestByMma(at, c, memory_us);
+  GradientConfig by_mma = BestByMma(at, c, memory_us);
+  if (at.planes) by_mma.us += MoveUs(c.n * c.o * Size(c.out));
   return by_mma.us < by_wgmma.us ? by_mma : by_wgmma;
 }
 
@@ -880,6 +935,12 @@ void GradientInParts(const Call& at, const Conv& c, const float* x,
   const int64_t pitch = by.by_mma || by.swapped ? padded : c.c;
   const int64_t numel = by.config.workers * c.o * Size(c.kernel) * pitch;
   const Scratch parts(at.ctx, numel * (int64_t)sizeof(float), at.stream);
+  std::optional<Scratch> moved;
+  if (at.planes && !by.CopiesGradient()) {
+    moved.emplace(at.ctx, c.n * c.o * Size(c.out) * (int64_t)sizeof(float), at.stream);
+    SwapAxes(at, dy, c.n, c.o, Size(c.out), moved->floats());
+    dy = moved->floats();
+  }
   if (by.by_mma)
     MultiplyByMma(at, c, by, x, strides, dy, parts.floats());
   else if (by.swapped)
@@ -975,10 +1036,21 @@ double Float32Us(const Call& at, const ConvWork& work) {
 
 }  // namespace
 
+double PlanesUs(const ConvWork& work) {
+  const Conv& c = work.conv;
+  Call at{"conv2d", {work.device, DL_GPU}, nullptr};
+  at.planes = true;
+  const float* const none = nullptr;
+  if (!work.tf32 || c.c % kOf16Bytes<float> || HopperRefusal(at, c, work.pass, none, none, none))
+    return kNever;
+  const int64_t images = c.n * c.c * Size(c.in), results = c.n * c.o * Size(c.out);
+  const double moves = !work.Is(Pass::kDataGradient) ? MoveUs(images)
+                       : Size(c.stride) == 1         ? MoveUs(results)
+                                                     : MoveUs(results) + MoveUs(images);
+  return moves + Float32Us(at, work);
+}
+
 bool PaysInFloat32(DLContext ctx, const Conv& conv) {
-  // A convolution among others whose channels are last would have its images transposed otherwise;
-  // those of few channels, which are copied, have no others before them.
-  constexpr double kTransposed = 0.25, kNbytesUs = 3e6;
   const Call at{"conv2d", ctx, nullptr};
   const float* const none = nullptr;
   if (HopperRefusal(at, conv, Pass::kForward, none, none, none) ||
@@ -987,12 +1059,18 @@ bool PaysInFloat32(DLContext ctx, const Conv& conv) {
   double last = 0, first = 0;
   for (const Pass pass : {Pass::kForward, Pass::kDataGradient, Pass::kFilterGradient}) {
     if (HopperRefusal(at, conv, pass, none, none, none)) continue;
-    const ConvWork work{conv, pass, true, Multiprocessors(ctx.device_id)};
+    const ConvWork work{conv, pass, true, Multiprocessors(ctx.device_id), ctx.device_id};
     last += Float32Us(at, work);
-    first += std::min({FmaUs(work), MmaUs(work), BatchedUs(work), CompactUs(work)});
+    const double pointwise = IsGemm(conv)             ? BatchedUs(work)
+                             : Size(conv.kernel) == 1 ? CompactUs(work)
+                                                      : kNever;
+    first += std::min({FmaUs(work), MmaUs(work), PlanesUs(work), pointwise});
   }
-  const double transposes = 4 * OutputBytes(conv) / kNbytesUs;
-  return last < first + (conv.c % kOf16Bytes<float> ? transposes : kTransposed * first);
+  // Among others whose channels are last its images and their gradients would be transposed; images
+  // of few channels, which are copied, have no others before them.
+  const bool is_first = conv.c % kOf16Bytes<float>;
+  const double images = is_first ? 0 : MoveUs(conv.n * conv.c * Size(conv.in));
+  return last < first + 2 * (images + MoveUs(conv.n * conv.o * Size(conv.out)));
 }
 
 template <class T>
@@ -1027,7 +1105,7 @@ template <class T>
 void DataGradientOnHopper(const Call& at, const Conv& c, const T* f, const T* dy, T* dx,
                           const GradientSums* sums) {
   // The GEMM reads the filter as it lies.
-  if (at.kernel != Kernel::kWgmma && IsGemm(c) && !sums)
+  if (at.kernel != Kernel::kWgmma && IsGemm(c) && !sums && !at.planes)
     return Multiply<T>(at, c.n * Size(c.in), c.c, c.o, dy, false, f, false, nullptr, dx);
   if (sizeof(T) == 2 && IsGemm(c) && sums)
     return Correlate<T>(at, dlsys::DataGradient(c, nullptr, nullptr, nullptr, 0), c.kernel, dy,

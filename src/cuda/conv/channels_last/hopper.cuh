@@ -16,6 +16,10 @@ template <class T>
 const char* HopperRefusal(const Call& at, const Conv& conv, Pass pass, const T* x, const T* f,
                           const T* y);
 
+// Microseconds of a pass in float32 whose images have their channels first: what is gathered is
+// moved last. kNever where it cannot be computed so.
+double PlanesUs(const ConvWork& work);
+
 // True where float32 is faster this way than with channels first, all passes together.
 bool PaysInFloat32(DLContext ctx, const Conv& conv);
 

@@ -124,6 +124,19 @@ class CorrelationWithMoments16 : public Correlation16<E, T> {
   using Correlation16<E, T>::Correlation16;
 };
 
+// The same with results whose channels are first: columns of C are planes, and `as_pixels`, with
+// steps in elements, says where a row is in them. Eight rows of a warp fill a sector.
+struct PlanesLayout : PixelLayout {
+  int plane;  // elements of one
+};
+template <class E, class T>
+class CorrelationToPlanes : public Correlation16<E, T> {
+ public:
+  using Layout = PlanesLayout;
+  static constexpr bool kToPlanes = true;
+  using Correlation16<E, T>::Correlation16;
+};
+
 // Data gradient, of which relu's gradient is taken, with its sums for batch normalization.
 template <class Base>
 struct SumsLayoutOf : Base {

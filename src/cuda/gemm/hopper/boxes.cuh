@@ -32,6 +32,13 @@ __device__ __forceinline__ PlaceInC PlaceOfPair(const TileOrigin& origin, int th
   return {row + half * kBelow<Source>, origin.col + of_blocks};
 }
 
+// True where C has its columns as planes of Layout::plane elements, between rows that lie as
+// Source::RowOf says.
+template <class Source, class = void>
+constexpr bool kToPlanes = false;
+template <class Source>
+constexpr bool kToPlanes<Source, std::void_t<decltype(Source::kToPlanes)>> = Source::kToPlanes;
+
 template <int kCode>
 using Code = std::integral_constant<int, kCode>;
 
@@ -145,7 +152,12 @@ class Boxes {
       StoreStaged(to, map, index);
     } else {
       ForPlaces(index, [&](int i, int j, int half, bool exists, int64_t at) {
-        if (exists) *(Pair<E>*)((E*)array + at) = x[i][j][half];
+        if (!exists) return;
+        E* const to = (E*)array + at;
+        if constexpr (kToPlanes<Source>)
+          to[0] = x[i][j][half].x, to[layout_.plane] = x[i][j][half].y;
+        else
+          *(Pair<E>*)to = x[i][j][half];
       });
     }
   }
@@ -548,7 +560,8 @@ class Boxes {
       const int half = k % 2;
       const int row =
           first.row + (kTransposed<Source> ? k / 2 * 8 + half : k / 2 * 64 + half * kBelow<Source>);
-      const int64_t of_row = Source::RowOf(params_, layout_, row, origin_.z) * params_.n;
+      const int64_t in_rows = Source::RowOf(params_, layout_, row, origin_.z);
+      const int64_t of_row = in_rows * (kToPlanes<Source> ? 1 : params_.n);
       if constexpr (kTransposed<Source>) {
 #pragma unroll
         for (int i = 0; i < kRowGroups; i++) {
@@ -559,7 +572,9 @@ class Boxes {
 #pragma unroll
         for (int j = 0; j < kBlocks; j++) {
           const int col = first.col + j * 8;
-          f(k / 2, j, half, row < params_.m && col < params_.n, of_row + col);
+          int in_row = col;
+          if constexpr (kToPlanes<Source>) in_row *= layout_.plane;
+          f(k / 2, j, half, row < params_.m && col < params_.n, of_row + in_row);
         }
       }
     }
