@@ -165,26 +165,45 @@ inline double Im2colUs(const ConvWork& w) {
 }
 
 // Winograd's F(out x out, kernel x kernel): tiles of the images and of the results are written and
-// read, between products in blocks of 128 x 128. Of a filter's gradient, whose sums are long and
-// split, results are padded to `rows` x `cols`.
+// read, between products in blocks of 128 x 128.
+struct WinogradWork {
+  double tiles, elements, bytes;  // elements of a tile
+
+  WinogradWork(const ConvWork& w, int64_t out) {
+    const Conv& c = w.conv;
+    const HW of = w.Is(Pass::kDataGradient) ? c.in : c.out;
+    tiles = (double)(CeilDiv(of.h, out) * CeilDiv(of.w, out) * c.n);
+    elements = (double)((out + c.kernel.h - 1) * (out + c.kernel.w - 1));
+    bytes = 8 * elements * (tiles * (double)(c.o + c.c) + (double)(c.o * c.GroupChannels()));
+    bytes += AllBytes(c);
+  }
+  double Blocks(const ConvProduct& p, double height) const {
+    return elements * p.groups * std::ceil(p.m / height) * std::ceil(tiles / 128);
+  }
+};
+// Of a filter's gradient, whose sums are long and split, results are padded to `rows` x `cols`.
 inline double WinogradUs(const ConvWork& w, int64_t out, const Rate& rate, double rows = 1,
                          double cols = 1) {
-  constexpr double kBlock = 128;
   const Conv& c = w.conv;
-  if (c.groups > 1) return kNever;  // products of too few channels
-  const HW of = w.Is(Pass::kDataGradient) ? c.in : c.out;
-  const double tiles = (double)(CeilDiv(of.h, out) * CeilDiv(of.w, out) * c.n);
-  const double side = (double)(out + c.kernel.h - 1), elements = side * side;
-  const double filters = (double)c.o, channels = (double)c.c;
-  const double moved = 8 * elements * (tiles * (filters + channels) + filters * channels);
-  const double bytes = AllBytes(c) + moved;
+  if (c.groups > 1) return kNever;
+  const WinogradWork work(w, out);
+  const double filters = Padded((double)c.o, rows), channels = Padded((double)c.c, cols);
   if (w.Is(Pass::kFilterGradient))
-    return Us(rate, 2 * elements * tiles * Padded(filters, rows) * Padded(channels, cols), bytes);
+    return Us(rate, 2 * work.elements * work.tiles * filters * channels, work.bytes);
   const ConvProduct p = ProductOf(w);
-  const double height = std::min(p.m, kBlock);
-  const double blocks = elements * std::ceil(p.m / height) * std::ceil(tiles / kBlock);
-  const double all = Padded(blocks, w.multiprocessors) * height * kBlock;
-  return Us(rate, 2 * all * p.k / (double)Size(c.kernel), bytes);
+  const double height = std::min(p.m, 128.);
+  const double all = Padded(work.Blocks(p, height), w.multiprocessors) * height * 128;
+  return Us(rate, 2 * all * p.k / (double)Size(c.kernel), work.bytes);
+}
+// F(4 x 4, 3 x 3) of groups: the products have few channels, and each block takes `block_us` and
+// `channel_us` for each of them, over all multiprocessors.
+inline double GroupedWinogradUs(const ConvWork& w, double us, double block_us, double channel_us,
+                                double bandwidth) {
+  if (w.conv.Depthwise()) return kNever;
+  const WinogradWork work(w, 4);
+  const ConvProduct p = ProductOf(w);
+  const double of_block = block_us + channel_us * p.k / (double)Size(w.conv.kernel);
+  return us + work.bytes / bandwidth + work.Blocks(p, 32) * of_block;
 }
 inline double Winograd2Us(const ConvWork& w) {
   const bool filter = w.Is(Pass::kFilterGradient);
@@ -192,6 +211,14 @@ inline double Winograd2Us(const ConvWork& w) {
 }
 inline double Winograd4Us(const ConvWork& w) {
   const bool filter = w.Is(Pass::kFilterGradient);
+  if (w.conv.groups > 1) {
+    const bool few = w.conv.GroupChannels() < 16;
+    if (!filter)
+      return GroupedWinogradUs(w, 18, w.Is(Pass::kDataGradient) && few ? 6.2e-3 : 2.2e-3, 2.4e-4,
+                               3.9e6);
+    const double idle = std::max(1., w.multiprocessors / (36. * (double)w.conv.groups));
+    return GroupedWinogradUs(w, 5, 0, 0, (few ? 2.9e6 : 2.2e6) / idle);
+  }
   return WinogradUs(w, 4, filter ? Rate{5, 4.85e7, 2.0e6} : Rate{18, 4.6e7, 3.9e6}, 128, 64);
 }
 
@@ -241,6 +268,8 @@ inline double CudnnGemmUs(const ConvWork& w) {
     return w.IsStridedGradient() ? kNever : Us({10, 2.6e7, 2.3e6}, operations, bytes);
   }
   const double channels = (double)c.GroupChannels();
+  if (c.groups > 1 && channels <= 32)  // limited by how it reads them
+    return filter ? Us({40, 1, 0.48e6}, 0, bytes) : Us({15, 1, 0.88e6}, 0, bytes);
   if (w.Is(Pass::kForward)) {
     const double rows = Padded(p.m, 128) / Padded(p.m, 64);
     return Us({14, 3.0e8, transposed ? 2.0e6 : 5.1e6},
@@ -263,6 +292,7 @@ inline double CudnnWinogradUs(const ConvWork& w) {
   if (w.conv.kernel == five) return WinogradUs(w, 4, {9, 4.9e7, 1.6e6}, 128, 128);
   if (!(w.conv.kernel == three)) return kNever;
   const bool filter = w.Is(Pass::kFilterGradient);
+  if (w.conv.groups > 1) return filter ? kNever : GroupedWinogradUs(w, 20, 3.7e-3, 5e-5, 3.55e6);
   return WinogradUs(w, 4, filter ? Rate{10, 5.6e7, 2.1e6} : Rate{20, 4.9e7, 3.55e6}, 128, 128);
 }
 
