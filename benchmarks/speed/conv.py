@@ -10,8 +10,8 @@ Leaves results/conv.json, of which `python benchmarks table` makes the tables an
 docs/learn/conv.md. The record is written after each convolution. What an earlier call on this GPU
 left stays in it unless it is measured anew; each work says by precision which command and commit
 measured it. A row of --variants says how far the heuristic, `auto`, is from the fastest. Images are
-NCHW, at bf16 and where a name says `channels last` NHWC: what a rung moves between the two is in its
-time, and shares and sums are of rungs of one layout. Of NHWC cuDNN is PyTorch's, where that is
+NCHW, at bf16 and where a name says `channels last` NHWC: what a rung moves between the two is in
+its time, and shares and sums are of rungs of one layout. Of NHWC cuDNN is PyTorch's, where that is
 installed with CUDA. resnet50_all is every convolution of the network, of which one table has the
 sum alone.
 """
