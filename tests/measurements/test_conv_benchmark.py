@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from dlsys.learn.conv import CHANNELS_LAST
 from dlsys.runtime.device import cpu
 from support.devices import require
 
@@ -93,7 +94,7 @@ class Benchmark(unittest.TestCase):
     def test_sums_are_those_of_what_a_network_computes(self) -> None:
         def work(direction: str, c: int, **ms: float) -> dict[str, Any]:
             rows = [
-                {"algorithm": name.replace("_", " "), "precision": "tf32", "ms": each}
+                {"algorithm": name.replace("last_", CHANNELS_LAST), "precision": "tf32", "ms": each}
                 for name, each in ms.items()
             ]
             shape = [2, c, 7, 8, 3, 1, 1, 1]
@@ -101,17 +102,28 @@ class Benchmark(unittest.TestCase):
 
         sums = conv.sums_of(
             [
-                work("forward", 3, auto=3.0, implicit=2.0, cudnn=2.5, implicit_wgmma=1.0),
-                work("forward", 64, auto=4.0, implicit=5.0, cudnn=4.0, implicit_gemm=3.0),
+                work("forward", 3, auto=3.0, implicit=2.0, cudnn=2.5, last_implicit=1.0),
+                work(
+                    "forward",
+                    64,
+                    auto=4.0,
+                    implicit=5.0,
+                    cudnn=4.0,
+                    last_auto=3.0,
+                    last_cudnn=2.0,
+                    last_implicit=2.5,
+                ),
                 work("data", 3, auto=100.0, implicit=1.0, cudnn=1.0),
                 work("data", 64, auto=2.0, implicit=2.0),
             ]
         )
         forward = sums["small", "forward", "tf32"]
-        self.assertEqual(forward[:5], (2, 7.0, 6.0, 4.0, 6.5))
+        self.assertEqual(forward[:5], (2, 7.0, 6.0, 7.0, 6.5))
         self.assertEqual(forward.worst[0], 1.5)
         self.assertIn("3 x 7", forward.worst[1])
         self.assertEqual(sums["small", "data", "tf32"][:5], (1, 2.0, 2.0, 2.0, None))
+        last = sums["small", "forward", "tf32, channels last"]
+        self.assertEqual(last[:5], (1, 3.0, 2.0, 2.5, 2.0))
 
     def test_names_that_are_none(self) -> None:
         for option in ("--nets", "--precisions"):
