@@ -7,15 +7,18 @@
 
 Leaves results/gemm.json, of which `python benchmarks table` makes the tables and the picture of
 docs/learn/gemm.md; of the CPU gemm_cpu.json, where rungs take turns and the least time of all
-rounds counts. The record is written after each shape. What an earlier one of the same machine and
-versions has stays in it unless it is measured anew, so that a record can be made in parts: each
-work says by precision which command and commit measured it. Rungs that multiply in float32 at any
-precision are measured at fp32. The library is cuBLAS on a GPU; on the
-CPU it is the one that numpy's products run on.
+rounds counts. Of a GPU there is `auto` too, what the heuristic takes. Kinds of shapes take turns,
+so that --seconds leaves none of them out, and a product of a tenth of a second is measured once.
+The record is written after each shape. What an earlier one of the same machine and versions has
+stays in it unless it is measured anew, so that a record can be made in parts: each work says by
+precision which command and commit measured it. Rungs that multiply in float32 at any precision are
+measured at fp32. The library is cuBLAS on a GPU; on the CPU it is the one that numpy's products run
+on.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -99,7 +102,8 @@ def main() -> None:
     if options.variants:
         rungs_here = rungs_among(load().algorithms(ctx.kernel_device, "matmul"))
         measure.choices(parser, "--variants", options.variants, rungs_here)
-    asked = [(kind, one) for kind in kinds for one in _of(kind, on_gpu)]
+    turns = itertools.zip_longest(*([(kind, one) for one in _of(kind, on_gpu)] for kind in kinds))
+    asked = [one for turn in turns for one in turn if one is not None]
     end = time.monotonic() + options.seconds
     for kind, numbers in asked:
         work = {"kind": kind, "shape": list(numbers), "rungs": [], "measured": {}}
@@ -137,8 +141,9 @@ def _rungs(ctx: Any, shape: Any, precisions: list[str], variants: str) -> list[d
     from dlsys.runtime.device import device_name
 
     rows: dict[tuple[str, str], dict[str, Any]] = {}
+    of_rungs = {"once": not variants, "auto": ctx.name == "gpu" and not variants}
     for _ in range(1 if ctx.name == "gpu" else CPU_ROUNDS):
-        found = [("", one) for one in climb(ctx, shape, precisions, variants, once=not variants)]
+        found = [("", one) for one in climb(ctx, shape, precisions, variants, **of_rungs)]
         if ctx.name == "cpu" and not variants:
             found += [("numpy ", one) for one in climb(None, shape)]
         for device, one in found:

@@ -48,7 +48,7 @@ def squares(results: Results) -> str:
             f"{row['error']:.1f}",
             f"{row['mean_error']:.2f}",
         ]
-        for row in work["rungs"]
+        for row in _of_rungs(work)
     ]
     head = ["rung", "ms", "TFLOP/s", "of cuBLAS", "of the limit", "workspace, MiB"]
     head += ["largest error", "mean error"]
@@ -84,9 +84,14 @@ def draw(results: Results, path: Path) -> str:
     except FileNotFoundError as missing:
         return f"{path.name}: left as it is, for want of {missing}"
     work = next(work for work in record["works"] if work["shape"] == DRAWN)
-    bars = [(_column(row), row["tflops"]) for row in work["rungs"]]
+    bars = [(_column(row), row["tflops"]) for row in _of_rungs(work)]
     path.write_text(picture(f"{_shape(work)}, {record['device']}", bars))
     return str(path)
+
+
+def _of_rungs(work: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of rungs, without those of the heuristic."""
+    return [row for row in work["rungs"] if row["algorithm"] != "auto"]
 
 
 def _column(row: dict[str, Any]) -> str:

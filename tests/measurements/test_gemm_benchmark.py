@@ -73,6 +73,24 @@ class Record(unittest.TestCase):
             self.assertEqual(self.measured(folder, *asked)[1], 0)
             self.assertGreater(self.measured(folder, *asked, machine="another")[1], 0)
 
+    def test_kinds_take_turns(self) -> None:
+        """So that a call which runs out of time has measured some shapes of each."""
+        told = io.StringIO()
+        argv = ["gemm", "--device", "gpu", "--shapes", "squares,skinny", "--precisions", "fp32"]
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(sys, "argv", [*argv, "--out", folder, "--commit", "0123"]),
+            mock.patch("dlsys.runtime.device.device_name", return_value=CHIP),
+            mock.patch.object(gemm, "_rungs", side_effect=rungs),
+            contextlib.redirect_stdout(told),
+        ):
+            gemm.main()
+        measured = told.getvalue().split("\n\n")
+        self.assertIn("512 x 512 x 512", measured[0])
+        self.assertIn("784 x 128 x 60000 TN", measured[1])
+        self.assertIn("1024 x 1024 x 1024", measured[2])
+        self.assertIn("1 x 4096 x 4096", measured[-1])
+
     def test_no_time_is_left(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             self.measured(folder, "--shapes", "transposed", "--precisions", "fp32")

@@ -620,6 +620,37 @@ class OfTheGpu(GpuLadder):  # type: ignore[misc, valid-type]
             with self.subTest(shape=shape), self.assertRaises((NotApplicableError, DeviceError)):
                 self.product(self.operands(*shape, other), other, name, "tf32")
 
+    def test_hopper_reads_3xtf32_however_it_lies(self) -> None:
+        """Either operand in registers, the other packed, or turned, in both of its parts: rows at
+        multiples of 16 bytes and not, K in one piece and in many, with an epilogue.
+        """
+        shapes = ((300, 68, 100), (68, 300, 100), (45, 67, 33), (40, 132, 900), (784, 128, 40))
+        names = [name for name in self.algorithms() if name.startswith("hopper ")]
+        served, fitted = set(), "hopper 128x128 fitted"
+        cases = [((40, 132, 900), (True, False), fitted), ((784, 128, 40), (True, False), fitted)]
+        cases += sample.of(itertools.product(shapes, TRANSPOSES, names), 7)
+        for shape, flags, name in cases:
+            with self.subTest(name=name, shape=shape, transposed=flags):
+                operands = self.operands(*shape, flags)
+                try:
+                    got = self.product(operands, flags, name, "3xtf32")
+                except (NotApplicableError, DeviceError):
+                    continue
+                served.add(name)
+                self.check(got, operands, flags, bound(shape[2], "3xtf32"))
+                again = self.product(operands, flags, name, "3xtf32")
+                self.assertEqual(got.tobytes(), again.tobytes())
+                given = [array(x, self.ctx) for x in operands]
+                bias = self.operands(1, shape[1], 1, (False, False))[1][0]
+                number, relu, c = self.algorithms().index(name) + 1, 1, empty(shape[:2], self.ctx)
+                how = *flags, number, PRECISIONS["3xtf32"], relu
+                launch("matmul_bias", self.ctx, *given, array(bias, self.ctx), *how, c)
+                rounded = np.maximum(got + bias, 0)
+                np.testing.assert_allclose(c.asnumpy(), rounded, rtol=0, atol=0)
+        if not served:
+            self.skipTest("the GPU does not have the rung hopper")
+        self.assertIn(fitted, served)
+
     def check_tf32(
         self, name: str, shape: tuple[int, int, int], flags: tuple, sums_of_a: tuple = (1, 0)
     ) -> None:

@@ -187,21 +187,28 @@ class Layout:
             np.testing.assert_array_equal(found, expected, str(cols))
 
     def test_scatter_of_many(self) -> None:
-        """A vocabulary of 50,000 with 16,000 tokens, one of them very frequent."""
+        """A vocabulary of 50,000 with 16,000 tokens, one of them very frequent; and one of 30, each
+        of which is frequent.
+        """
+        for vocabulary, count, share in ((50_000, 16_000, 0.2), (30, 4_000, 0)):
+            with self.subTest(vocabulary=vocabulary):
+                self.check_scatter_of_many(vocabulary, count, share)
+
+    def check_scatter_of_many(self, vocabulary: int, count: int, share: float) -> None:
         rng = np.random.default_rng(SEED)
-        tokens = rng.integers(0, 50_000, 16_000)
-        tokens[rng.uniform(size=tokens.size) < 0.2] = 7
-        dy = rng.uniform(-1, 1, (16_000, 33)).astype(np.float32)
+        tokens = rng.integers(0, vocabulary, count)
+        tokens[rng.uniform(size=tokens.size) < share] = 7
+        dy = rng.uniform(-1, 1, (count, 33)).astype(np.float32)
         updates, ids = (
             ad.Variable("u", dy.shape, "float32"),
             ad.Variable("ids", tokens.shape, "int64"),
         )
-        executor = ad.Executor([indexing.scatter_op(updates, ids, 50_000)], self.ctx)
+        executor = ad.Executor([indexing.scatter_op(updates, ids, vocabulary)], self.ctx)
         feeds = {updates: dy, ids: tokens}
         first, second = (executor.run(feeds, convert_to_numpy_ret_vals=True)[0] for _ in range(2))
-        expected = np.zeros((50_000, 33))
+        expected = np.zeros((vocabulary, 33))
         np.add.at(expected, tokens, dy.astype(np.float64))
-        size = np.zeros((50_000, 33))
+        size = np.zeros((vocabulary, 33))
         np.add.at(size, tokens, np.abs(dy))
         self.assertEqual(first.tobytes(), second.tobytes())
         np.testing.assert_array_less(np.abs(first - expected), 1e-6 * size + 1e-12)

@@ -19,7 +19,7 @@ import numpy as np
 from ..autodiff import Variable
 from ..dtypes import FLOAT16, FLOAT32, bfloat16, rounded
 from ..errors import DeviceError, KernelError
-from ..ndarray import NDArray, array, empty, launch
+from ..ndarray import NDArray, empty, launch
 from ..ops.matmul import PRECISIONS, matmul_op
 from ..rungs import GEMM, rung_of, rungs_among
 from ..runtime.device import Context, synchronize
@@ -34,6 +34,7 @@ _DRAWN = 1_000_003  # elements; larger operands repeat them, a prime so that row
 _SAMPLED = 16  # rows and columns whose elements are compared
 _ROUND_SECONDS = 0.02
 _ROUNDS = 5
+_LONG_SECONDS = 0.1  # of one call, which is then not repeated
 # Of products in TFLOP/s, by a word of the chip's name and the precision: fp32 as FFMA loops
 # measure it, the others as NVIDIA's data sheets have them for dense matrices.
 _HOPPER = {"fp32": 61.0, "3xtf32": 494.7 / 3, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4}
@@ -94,16 +95,14 @@ class Product:
         drawn = rounded(rng.standard_normal(_DRAWN, np.float32), dtype)
         size_A = (shape.k, shape.m) if shape.trans_A else (shape.m, shape.k)
         size_B = (shape.n, shape.k) if shape.trans_B else (shape.k, shape.n)
-        a, b = np.resize(drawn, size_A), np.resize(drawn[::-1], size_B)
-        self._A: Any = a if ctx is None else array(a, ctx, dtype)
-        self._B: Any = b if ctx is None else array(b, ctx, dtype)
+        self._A = _repeated(drawn, size_A, ctx, dtype)
+        self._B = _repeated(drawn[::-1], size_B, ctx, dtype)
         size_C = shape.m, shape.n
         self._C: Any = np.empty(size_C, dtype) if ctx is None else empty(size_C, ctx, dtype)
         self._rows = rng.choice(shape.m, min(_SAMPLED, shape.m), replace=False)
-        columns = rng.choice(shape.n, min(4 * _SAMPLED, shape.n), replace=False)
-        self._columns = columns
-        left = (a.T if shape.trans_A else a)[self._rows].astype(np.float64)
-        right = (b.T if shape.trans_B else b)[:, columns].astype(np.float64)
+        self._columns = rng.choice(shape.n, min(4 * _SAMPLED, shape.n), replace=False)
+        left = _sampled_rows(drawn, size_A, self._rows, shape.trans_A)
+        right = _sampled_rows(drawn[::-1], size_B, self._columns, not shape.trans_B).T
         self._exact, self._scale = left @ right, np.abs(left) @ np.abs(right)
 
     def figures(self, algorithm: str, number: int, precision: str) -> Figures:
@@ -132,7 +131,7 @@ class Product:
     def _measured(
         self, algorithm: str, precision: str, nbytes: int, call: Callable[[], object]
     ) -> Figures:
-        self._C[:] = np.float32(np.nan)  # so that an element that is not written is seen
+        self._C[:] = np.float32(np.inf)  # so that an element that is not written is seen
         call()
         error = np.abs(self._sampled() - self._exact) / np.maximum(self._scale, 1e-300) / ROUNDING
         seconds = self._seconds(call)
@@ -153,11 +152,11 @@ class Product:
 
     def _seconds(self, call: Callable[[], object]) -> float:
         """Of one call: the least over rounds of as many as make a round long enough."""
-        calls, least = 1, self._round(call, 1)
-        if least < _ROUND_SECONDS:
-            calls = max(1, int(_ROUND_SECONDS / max(least, 1e-6)))
-        rounds = _ROUNDS if least < 10 * _ROUND_SECONDS else 1
-        return min(self._round(call, calls) for _ in range(rounds))
+        once = self._round(call, 1)
+        if once >= _LONG_SECONDS:
+            return once
+        calls = max(1, int(_ROUND_SECONDS / max(once, 1e-6)))
+        return min(self._round(call, calls) for _ in range(_ROUNDS))
 
     def _round(self, call: Callable[[], object], calls: int) -> float:
         self._synchronize()
@@ -172,33 +171,64 @@ class Product:
             synchronize(self.ctx)
 
 
+def _repeated(drawn: np.ndarray, size: tuple[int, int], ctx: Context | None, dtype: Any) -> Any:
+    """numpy.resize(drawn, size) on a device, where what is there is copied, each time as much as
+    that or what is left.
+    """
+    if ctx is None:
+        return np.resize(drawn, size)
+    whole = empty(size, ctx, dtype)
+
+    def part(first: int, count: int) -> NDArray:
+        return NDArray.from_block(whole.block, first * dtype.itemsize, (count,), dtype)
+
+    there = min(drawn.size, whole.size)
+    part(0, there)[:] = drawn[:there]
+    while there < whole.size:
+        count = min(there, whole.size - there)
+        part(there, count)[:] = part(0, count)
+        there += count
+    return whole
+
+
+def _sampled_rows(
+    drawn: np.ndarray, size: tuple[int, int], rows: np.ndarray, transposed: bool
+) -> np.ndarray:
+    """Rows of numpy.resize(drawn, size), or of its transpose, in float64."""
+    along = np.arange(size[0] if transposed else size[1])
+    places = along * size[1] + rows[:, None] if transposed else rows[:, None] * size[1] + along
+    return drawn[places % drawn.size].astype(np.float64)
+
+
 def climb(
     ctx: Context | None,
     shape: Shape,
     precisions: Sequence[str] = ("fp32",),
     variants: str = "",
     once: bool = False,
+    auto: bool = False,
 ) -> Iterator[Figures]:
     """The figures of every rung that can compute a shape, in the order of the ladder, at each
     precision, or of floats of 16 bits; of the variants of a rung where one is named. Rungs multiply
-    in float32 also where less is asked of them: with `once` those are at fp32 only. Without a
-    context, of numpy's, which are all float32's.
+    in float32 also where less is asked of them: with `once` those are at fp32 only. With `auto`,
+    those of the heuristic come first. Without a context, of numpy's, which are all float32's.
     """
     if ctx is None:
         yield from map(Product(None, shape).numpy_figures, GEMM.numpy)
         return
     names = load().algorithms(ctx.kernel_device, "matmul")
-    wanted = [name for name in names if rung_of(name) == variants] or rungs_among(names)
+    numbers = {"auto": 0} | {name: number for number, name in enumerate(names, 1)}
+    wanted = [name for name in names if rung_of(name) == variants] or [*rungs_among(names)]
     product = None
     for precision in precisions:
         dtype = NARROW.get(precision, FLOAT32)
         if product is None or product.dtype != dtype:
             product = Product(ctx, shape, dtype)
-        for name in wanted:
+        for name in ["auto", *wanted] if auto else wanted:
             if once and rung_of(name) in _FLOAT32.get(precision, ()):
                 continue
             try:
-                yield product.figures(name, names.index(name) + 1, precision)
+                yield product.figures(name, numbers[name], precision)
             except (KernelError, DeviceError):
                 continue  # it cannot serve this, or its library is not here
 

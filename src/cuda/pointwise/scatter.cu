@@ -24,6 +24,7 @@ constexpr int kTile = 512;
 constexpr int64_t kQuadRow = 64;           // columns from which on a warp takes a row
 constexpr int kLong = 64;                  // the longest segment that one thread sums
 constexpr int kCols = 32;                  // columns of a block for a long segment
+constexpr int kMarks = 8;                  // of a block, see LongSumKernel
 constexpr int kSlices = kThreads / kCols;  // threads that share the updates of a column
 
 static_assert(kDigits == 1 << kDigitBits, "a thread a digit");
@@ -134,12 +135,19 @@ __global__ void StartsKernel(const int32_t* keys, int64_t count, int32_t* starts
 }
 
 // The sum of column[order[i] * inner] for i from begin to end by `step`, in four independent
-// accumulators.
+// accumulators; sixteen are loaded at once.
 template <class T>
 __device__ __forceinline__ float SumUpdates(const T* column, const int32_t* order, int64_t begin,
                                             int64_t end, int64_t step, int64_t inner) {
   float sums[4] = {0.f, 0.f, 0.f, 0.f};
   int64_t i = begin;
+  for (; i + 15 * step < end; i += 16 * step) {
+    float x[16];
+#pragma unroll
+    for (int a = 0; a < 16; a++) x[a] = (float)column[order[i + a * step] * inner];
+#pragma unroll
+    for (int a = 0; a < 16; a++) sums[a % 4] += x[a];
+  }
   for (; i + 3 * step < end; i += 4 * step) {
 #pragma unroll
     for (int a = 0; a < 4; a++) sums[a] += column[order[i + a * step] * inner];
@@ -199,34 +207,48 @@ __global__ void SumQuadsKernel(const T* updates, Sorted sorted, const X* x, Y* y
   }
 }
 
-// Sums kCols columns of a long segment, a block each. Every kLong-th sorted update is a mark; the
-// block of the first mark in a segment longer than kLong sums it.
+// Sums kCols columns of long segments. Every kLong-th sorted update is a mark; the block of the
+// first mark in a segment longer than kLong sums it. A block looks at several at once: mostly none
+// is long.
 template <class T, class X, class Y>
 __global__ void LongSumKernel(const T* updates, const int32_t* keys, Sorted sorted, const X* x,
                               Y* y, int64_t jobs, int64_t col_blocks, Shape shape) {
   __shared__ float partial[kSlices][kCols];
+  __shared__ int32_t rows[kMarks];  // of the long segments, or -1
   const int slice = threadIdx.x / kCols, col_in_block = threadIdx.x % kCols;
-  const int64_t marks = (shape.count + kLong - 1) / kLong;
+  const int64_t groups = CeilDiv(shape.count, kLong * kMarks);
   GridDependencySynchronize();
   if (sorted.starts[shape.n] != shape.count) return;
   for (int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
-    const int64_t mark = job / col_blocks % marks, outer = job / col_blocks / marks;
-    const int64_t row = keys[mark * kLong];
-    const int64_t begin = sorted.starts[row], end = sorted.starts[row + 1];
-    if (end - begin <= kLong || mark * kLong - begin >= kLong) continue;  // uniform over the block
-    const int64_t col = job % col_blocks * kCols + col_in_block;
-    const bool exists = col < shape.inner;
-    const T* column = updates + outer * shape.count * shape.inner + (exists ? col : 0);
-    partial[slice][col_in_block] =
-        SumUpdates(column, sorted.order, begin + slice, end, kSlices, shape.inner);
-    __syncthreads();
-    if (slice == 0 && exists) {
-      float total = 0.f;
-      for (int k = 0; k < kSlices; k++) total += partial[k][col_in_block];
-      const int64_t at = (outer * shape.n + row) * shape.inner + col;
-      y[at] = Y((x ? (float)x[at] : 0.f) + total);
+    const int64_t group = job / col_blocks % groups, outer = job / col_blocks / groups;
+    if (threadIdx.x < kMarks) {
+      const int64_t mark = (group * kMarks + threadIdx.x) * kLong;
+      int32_t row = mark < shape.count ? keys[mark] : -1;
+      if (row >= 0) {
+        const int64_t begin = sorted.starts[row], end = sorted.starts[row + 1];
+        if (end - begin <= kLong || mark - begin >= kLong) row = -1;
+      }
+      rows[threadIdx.x] = row;
     }
     __syncthreads();
+    const int64_t col = job % col_blocks * kCols + col_in_block;
+    const bool exists = col < shape.inner;
+    const T* const column = updates + outer * shape.count * shape.inner + (exists ? col : 0);
+    for (int m = 0; m < kMarks; m++) {
+      const int64_t row = rows[m];
+      if (row < 0) continue;
+      partial[slice][col_in_block] = SumUpdates(column, sorted.order, sorted.starts[row] + slice,
+                                                sorted.starts[row + 1], kSlices, shape.inner);
+      __syncthreads();
+      if (slice == 0 && exists) {
+        float total = 0.f;
+        for (int k = 0; k < kSlices; k++) total += partial[k][col_in_block];
+        const int64_t at = (outer * shape.n + row) * shape.inner + col;
+        y[at] = Y((x ? (float)x[at] : 0.f) + total);
+      }
+      __syncthreads();
+    }
+    __syncthreads();  // the rows have been read
   }
 }
 
@@ -313,7 +335,7 @@ void ScatterAddTo(const char* op, const DLArray* updates, const DLArray* indices
                  shape);
   if (shape.count <= kLong) return;
   const int64_t col_blocks = CeilDiv(shape.inner, kCols);
-  const int64_t jobs = shape.outer * CeilDiv(shape.count, kLong) * col_blocks;
+  const int64_t jobs = shape.outer * CeilDiv(shape.count, kLong * kMarks) * col_blocks;
   LaunchBeside(op, LongSumKernel<T, X, Y>, Blocks(jobs, 1), 1, kThreads, 0, stream, from,
                work.keys[at], sorted, x, to, jobs, col_blocks, shape);
 }

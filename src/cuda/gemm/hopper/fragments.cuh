@@ -152,7 +152,7 @@ struct FragmentsInParts {
 // The same as MultiplyFragments by both parts of B, of which A gets its own in registers. Tensor
 // cores cut off what an addition does not hold, so that their error grows with K: a few panels'
 // sums at a time are added by ordinary, rounded additions.
-template <class T, bool kAlongM, class Release>
+template <class T, bool kAlongM, bool kTurnsB, class Release>
 __device__ __forceinline__ void MultiplyFragmentsExactly(
     float (&sums)[T::kWarpgroupM][T::kBlocks][4], int count, const unsigned char* shared,
     uint32_t full, int first_row, RingPosition<T::kStages>& at, Release&& release) {
@@ -179,6 +179,7 @@ __device__ __forceinline__ void MultiplyFragmentsExactly(
         const Tf32Parts parts = PartsOf(__uint_as_float(a.upper[i][eight][q % 4]));
         a.upper[i][eight][q % 4] = parts.upper, a.lower[i][eight][q % 4] = parts.lower;
       }
+      if (kTurnsB && kFirst == 0) WaitForPhase(full + (T::kTurnedAt + at.stage) * 8, at.parity);
       BeginProducts();
 #pragma unroll
       for (int product = 0; product < 3; product++) {  // the smaller ones first

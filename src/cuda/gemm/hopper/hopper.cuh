@@ -51,7 +51,7 @@ bool HopperHasFunction(const HopperGemm& gemm);
 // Estimated time in microseconds, on an H200, of one that can.
 double HopperEstimateUs(const HopperGemm& gemm);
 
-constexpr int kHopperTilings = 5;
+constexpr int kHopperTilings = 6;
 std::vector<std::string> HopperTilings();
 bool HopperFits(const HopperGemm& gemm, int tiling);
 

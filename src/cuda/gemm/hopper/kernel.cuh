@@ -85,7 +85,8 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
       if (T::kPingPong && more) ArriveThreads(kTurn + 1 - consumer, 256);
     };
     if constexpr (kExact)
-      MultiplyFragmentsExactly<T, Source::kAlongM>(d, count, shared, full, first_row, at, release);
+      MultiplyFragmentsExactly<T, Source::kAlongM, Source::kTurnsB>(d, count, shared, full,
+                                                                    first_row, at, release);
     else if constexpr (Source::kReadsA != ReadsA::kShared)
       MultiplyFragments<T, Source::kAlongM, Source::kTurnsB>(d, sums, count, shared, full,
                                                              first_row, at, release, issued);

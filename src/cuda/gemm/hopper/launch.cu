@@ -48,8 +48,12 @@ Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
                       panel_us,    cost.tile_us, epilogue_us};
   const bool of_columns = IsOfColumns(gemm, index);
   const int64_t rows = of_columns ? gemm.n : gemm.m, cols = of_columns ? gemm.m : gemm.n;
-  const double nbytes =
-      (double)(gemm.m + gemm.n) * (double)(gemm.k * gemm.batch) * (double)DtypeNbytes(gemm.dtype);
+  const Roles roles = RolesOf(gemm, index);
+  const int64_t again = !gemm.split      ? 0
+                        : roles.b_across ? roles.packs_a * gemm.m
+                                         : roles.packs_b * gemm.n;  // in two parts
+  const double nbytes = (double)(gemm.m + gemm.n + again) * (double)(gemm.k * gemm.batch) *
+                        (double)DtypeNbytes(gemm.dtype);
   Config config =
       Estimated(time, {rows, cols, PanelsOf(gemm), gemm.batch, nbytes}, multiprocessors, index);
   config.us += PackUs(gemm, index);
@@ -79,11 +83,12 @@ bool MakesSums(int tiling, std::index_sequence<k...>) {
 bool HasKernel(const HopperGemm& gemm, int tiling) {
   constexpr std::make_index_sequence<kHopperTilings> kAll;
   const bool narrow = gemm.dtype != DL_FLOAT32;
-  if (tiling == kFitted) {
-    const Roles roles = RolesOf(gemm, kFitted);
+  if (IsFitted(tiling)) {
+    const Roles roles = RolesOf(gemm, tiling);
     const bool sums_of_turned =
-        HopperMakesSums(gemm) && gemm.sums_of_a == IsOfColumns(gemm, kFitted);
-    return !narrow && !gemm.split && roles.a_across && roles.b_across && !sums_of_turned;
+        HopperMakesSums(gemm) && gemm.sums_of_a == IsOfColumns(gemm, tiling);
+    return !narrow && gemm.split == kCosts[tiling].exact && roles.a_across && roles.b_across &&
+           !sums_of_turned;
   }
   if (narrow && HopperMakesSums(gemm) && !MakesSums(tiling, kAll)) return false;
   if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
@@ -121,6 +126,7 @@ const char* HopperError(const HopperGemm& gemm) {
 
 void RunHopperGemm(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
   if (gemm.m == 0 || gemm.n == 0 || gemm.batch == 0) return;  // a tensor map has no empty extents
+  if (gemm.split) return RunInParts(op, gemm, stream, tiling);
   if (gemm.dtype == DL_FLOAT32) return RunOf<float>(op, gemm, stream, tiling);
   if (gemm.dtype == DL_BFLOAT16) return RunOf<bfloat16>(op, gemm, stream, tiling);
   RunOf<float16>(op, gemm, stream, tiling);

@@ -157,8 +157,10 @@ constexpr int kTurningWarps = 3;
 
 // Transposes a box of 32 rows of 128 bytes, swizzled before and after, as a warp. A lane takes four
 // rows by four columns at a time, such that those of a quarter of the warp lie in banks of their
-// own both ways.
-__device__ __forceinline__ void TurnBox(unsigned char* box) {
+// own both ways. For 3xtf32 the upper parts take the place of the elements, and the lower ones lie
+// `lower` bytes further on.
+template <bool kInParts>
+__device__ __forceinline__ void TurnBox(unsigned char* box, int lower) {
   const int lane = threadIdx.x % 32, row4 = lane % 8;
   const int first = (row4 / 2 + lane / 8) % 4;  // of its columns, by fours
   float4 v[2][4];
@@ -175,8 +177,20 @@ __device__ __forceinline__ void TurnBox(unsigned char* box) {
     const float4(&x)[4] = v[half];
     const int col4 = first + half * 4;
     const auto write = [&](int e, float a, float b, float c, float d) {
-      *(float4*)(box + (col4 * 4 + e) * 128 + (row4 ^ (col4 % 2 * 4 + e)) * 16) =
-          make_float4(a, b, c, d);
+      unsigned char* const to = box + (col4 * 4 + e) * 128 + (row4 ^ (col4 % 2 * 4 + e)) * 16;
+      if constexpr (kInParts) {
+        const float x[4] = {a, b, c, d};
+        float upper[4], rest[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const Tf32Parts parts = PartsOf(x[i]);
+          upper[i] = __uint_as_float(parts.upper), rest[i] = __uint_as_float(parts.lower);
+        }
+        *(float4*)to = make_float4(upper[0], upper[1], upper[2], upper[3]);
+        *(float4*)(to + lower) = make_float4(rest[0], rest[1], rest[2], rest[3]);
+      } else {
+        *(float4*)to = make_float4(a, b, c, d);
+      }
     };
     write(0, x[0].x, x[1].x, x[2].x, x[3].x);
     write(1, x[0].y, x[1].y, x[2].y, x[3].y);
@@ -199,7 +213,7 @@ __device__ __forceinline__ void TurnPanels(const Params& params, unsigned char* 
       unsigned char* const b = shared + at.stage * T::kStageNbytes + T::kPanelA;
       WaitForPhase(full + at.stage * 8, at.parity);
       for (int col = warp * kOfBox; col < width; col += kTurningWarps * kOfBox)
-        TurnBox(b + col * T::kRowNbytes);
+        TurnBox<T::kBothParts>(b + col * T::kRowNbytes, T::kPanelB / 2);
       LetBulkFollow();  // wgmma reads by way of the same proxy
       Arrive(turned + at.stage * 8);
     }

@@ -2,6 +2,7 @@
 // TMA or wgmma cannot read as they lie, which memory bandwidth limits. hopper/launch.cu picks the
 // tiling and how K is cut; each element type is compiled in a file of its own.
 #pragma once
+#include <array>
 #include <optional>
 #include <tuple>
 
@@ -15,9 +16,10 @@ namespace hopper {
 
 // ---- tilings ----
 
-using Tilings = std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
-                           Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64>,
-                           Tiling<1, 256, false, 1, 4, 64, 0, true>>;
+using Tilings =
+    std::tuple<Tiling<1, 256, false, 2, 4, 128>, Tiling<2, 128, true, 1, 5, 128>,
+               Tiling<1, 128, false, 1, 6, 128>, Tiling<1, 64, false, 1, 8, 64>,
+               Tiling<1, 256, false, 1, 4, 64, 0, true>, Tiling<1, 128, false, 1, 6, 64, 0, true>>;
 static_assert(std::tuple_size_v<Tilings> == kHopperTilings);
 
 // What a tiling has kernels for, and its times on an H200: of a panel (128 bytes of K), of what a
@@ -31,14 +33,15 @@ struct TilingCost {
 };
 constexpr int kPingPong = 1;
 // Of float32 that lies across in both operands, as in the gradient of weights: 128 rows of the one
-// with fewer, by as many of the other as make tiles alike.
-constexpr int kFitted = 4;
+// with fewer, by as many of the other as make tiles alike. One is of tf32, one of 3xtf32.
+constexpr bool IsFitted(int tiling) { return tiling == 4 || tiling == 5; }
 constexpr TilingCost kCosts[kHopperTilings] = {
     {"128x256", 128, 256, 2, 0.69, 1.2, 0.6, 4, false, true, 0.69},
     {"128x128 ping-pong", 128, 128, 1, 0.38, 0.6, 0.8, 8, false, true, 0},
     {"128x128", 128, 128, 1, 0.37, 1.6, 0.4, 1.6, true, false, 0.42},
     {"128x64", 128, 64, 1, 0.25, 0.8, 0.3, 0.9, true, true, 0.25},
-    {"128x256 fitted", 128, 256, 1, 0, 1.6, 1, 1.6, false, false, 1.15}};
+    {"128x256 fitted", 128, 256, 1, 0, 1.6, 1, 1.6, false, true, 1.15},
+    {"128x128 fitted", 128, 128, 1, 0.57, 1.6, 1, 1.6, true, false, 0}};
 
 inline bool IsAligned(const HopperGemm& gemm) {
   return gemm.n % 4 == 0 && Aligned16(gemm.c) && Aligned16(gemm.before) && Aligned16(gemm.bias) &&
@@ -174,8 +177,8 @@ struct Roles {
 // TMA reads rows at multiples of 16 bytes. Of float32, one operand may lie across, which is read
 // into registers: where both do, the smaller one is packed. So is one that is smaller than C where
 // the epilogue reads a side, which TMA can copy then. At 3xtf32 what is not read into registers is
-// packed in both parts, and A that is read into them lies along K. The fitted tiling turns in
-// shared memory what others pack.
+// packed in both parts: the smaller operand, or a B along K. The fitted tilings turn in shared
+// memory what others pack.
 inline Roles RolesOf(const HopperGemm& gemm, int tiling = -1) {
   const auto readable = [&](const void* data, int64_t inner) {
     return Aligned16(data) && inner * DtypeNbytes(gemm.dtype) % 16 == 0;
@@ -183,11 +186,11 @@ inline Roles RolesOf(const HopperGemm& gemm, int tiling = -1) {
   bool packs_a = !readable(gemm.a, gemm.trans_a ? gemm.m : gemm.k);
   bool packs_b = !readable(gemm.b, gemm.trans_b ? gemm.k : gemm.n);
   const bool a_across = gemm.trans_a, b_across = !gemm.trans_b;
-  if (tiling == kFitted && a_across && b_across && !packs_a && !packs_b)
+  if (IsFitted(tiling) && a_across && b_across && !packs_a && !packs_b)
     return {false, false, true, true};
   if (gemm.split) {
-    const bool reads_b = b_across && !packs_b;
-    return {packs_a || a_across || reads_b, !reads_b, false, reads_b};
+    const bool reads_b = b_across && !packs_b && (gemm.m <= gemm.n || packs_a);
+    return {packs_a || reads_b, !reads_b, a_across && !packs_a && !reads_b, reads_b};
   }
   if (gemm.dtype == DL_FLOAT32) {
     if (a_across && b_across && !packs_a && !packs_b) (gemm.m < gemm.n ? packs_a : packs_b) = true;
@@ -205,7 +208,7 @@ inline bool ReadsAcross(const HopperGemm& gemm) {
 
 // True where tiles are those of C's transpose.
 inline bool IsOfColumns(const HopperGemm& gemm, int tiling) {
-  if (tiling == kFitted) return gemm.n <= gemm.m;
+  if (IsFitted(tiling)) return gemm.n <= gemm.m;
   return gemm.dtype == DL_FLOAT32 && RolesOf(gemm).b_across;
 }
 
@@ -323,7 +326,8 @@ void LaunchGemm(const char* op, const HopperGemm& gemm, const Operand& a, const 
                                    : CUtensorMap{};
   };
   const bool rounds = !sums && !gemm.split;  // else A of float32 is rounded in registers
-  const Maps maps{MapOf<E>(op, a, T::kTileM, rounds), MapOf<E>(op, b, T::kTileN / T::kCluster),
+  const Maps maps{MapOf<E>(op, a, T::kTileM, rounds),
+                  MapOf<E>(op, b, T::kTileN / T::kCluster, !gemm.split),
                   map_of_boxes(gemm.c, kDtype<E>),
                   map_of_boxes(gemm.before ? gemm.before : gemm.side,
                                gemm.slope || gemm.quantized ? DL_UINT8 : kDtype<E>)};
@@ -336,22 +340,15 @@ void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, cons
                   const Config& config, DLStream stream) {
   using T = std::tuple_element_t<kTiling, Tilings>;
   constexpr TilingCost kCost = kCosts[kTiling];
-  if (config.index != kTiling) return;
   using AlongK = Matrices<E, T, false, false>;
-  if constexpr (kTiling == kFitted && sizeof(E) == 4) {
-    using OfRows = Matrices<E, T, true, true, ReadsA::kRegisters>;
-    using OfColumns = Matrices<E, T, true, true, ReadsA::kRegistersOfColumns>;
-    IsOfColumns(gemm, kFitted) ? LaunchGemm<E, T, OfColumns>(op, gemm, b, a, config, stream)
-                               : LaunchGemm<E, T, OfRows>(op, gemm, a, b, config, stream);
-  } else if constexpr (sizeof(E) == 4) {
-    if constexpr (kCost.exact) {
-      using Both = WithBothParts<T>;
-      using ExactA = Matrices<E, Both, false, false, ReadsA::kRegisters>;
-      using ExactB = Matrices<E, Both, true, false, ReadsA::kRegistersOfColumns>;
-      if (gemm.split)
-        return b.across ? LaunchGemm<E, Both, ExactB, true>(op, gemm, b, a, config, stream)
-                        : LaunchGemm<E, Both, ExactA, true>(op, gemm, a, b, config, stream);
+  if constexpr (IsFitted(kTiling)) {
+    if constexpr (sizeof(E) == 4 && kCost.plain) {
+      using OfRows = Matrices<E, T, true, true, ReadsA::kRegisters>;
+      using OfColumns = Matrices<E, T, true, true, ReadsA::kRegistersOfColumns>;
+      IsOfColumns(gemm, kTiling) ? LaunchGemm<E, T, OfColumns>(op, gemm, b, a, config, stream)
+                                 : LaunchGemm<E, T, OfRows>(op, gemm, a, b, config, stream);
     }
+  } else if constexpr (sizeof(E) == 4) {
     if constexpr (kCost.plain)
       if (!a.across && !b.across) return LaunchGemm<E, T, AlongK>(op, gemm, a, b, config, stream);
     if constexpr (kCost.across_us > 0) {
@@ -370,34 +367,62 @@ void LaunchTiling(const char* op, const HopperGemm& gemm, const Operand& a, cons
   }
 }
 
-template <class E, size_t... k>
-void LaunchBest(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
-                const Config& config, DLStream stream, std::index_sequence<k...>) {
-  (LaunchTiling<E, (int)k>(op, gemm, a, b, config, stream), ...);
+// The same at 3xtf32.
+template <int kTiling>
+void LaunchTilingInParts(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
+                         const Config& config, DLStream stream) {
+  if constexpr (kCosts[kTiling].exact) {
+    constexpr bool kTurns = IsFitted(kTiling);
+    using T = WithBothParts<std::tuple_element_t<kTiling, Tilings>>;
+    using Along = Matrices<float, T, false, false, ReadsA::kRegisters>;
+    using OfRows = Matrices<float, T, true, kTurns, ReadsA::kRegisters>;
+    using OfColumns = Matrices<float, T, true, kTurns, ReadsA::kRegistersOfColumns>;
+    if (IsOfColumns(gemm, kTiling))
+      return LaunchGemm<float, T, OfColumns, true>(op, gemm, b, a, config, stream);
+    if (a.across) return LaunchGemm<float, T, OfRows, true>(op, gemm, a, b, config, stream);
+    if constexpr (!kTurns) LaunchGemm<float, T, Along, true>(op, gemm, a, b, config, stream);
+  }
 }
 
-// Runs a GEMM of E; `tiling` as RunHopperGemm has it.
-template <class E>
-void RunOf(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
+template <class E, bool kInParts, size_t... k>
+void LaunchBest(const char* op, const HopperGemm& gemm, const Operand& a, const Operand& b,
+                const Config& config, DLStream stream, std::index_sequence<k...>) {
+  constexpr auto kLaunch = [] {
+    if constexpr (kInParts)
+      return std::array{&LaunchTilingInParts<(int)k>...};
+    else
+      return std::array{&LaunchTiling<E, (int)k>...};
+  }();
+  kLaunch[config.index](op, gemm, a, b, config, stream);
+}
+
+// Runs a GEMM of E, by kernels of 3xtf32 or by the others; `tiling` as RunHopperGemm has it.
+template <class E, bool kInParts>
+void RunBest(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
   const Config config = BestConfig(gemm, tiling);
   const bool sums_packed = HopperMakesSums(gemm) && !SumsAsItMultiplies(gemm, config.index);
   float* const sums = sums_packed ? gemm.sums : nullptr;
   const Roles roles = RolesOf(gemm, config.index);
   const OperandOf<E> a(op, gemm, gemm.a, gemm.m, gemm.trans_a, roles.packs_a,
-                       gemm.split && roles.b_across, gemm.sums_of_a ? sums : nullptr, stream);
+                       kInParts && roles.b_across, gemm.sums_of_a ? sums : nullptr, stream);
   const OperandOf<E> b(op, gemm, gemm.b, gemm.n, !gemm.trans_b, roles.packs_b,
-                       gemm.split && !roles.b_across, gemm.sums_of_a ? nullptr : sums, stream);
-  LaunchBest<E>(op, gemm, a.get(), b.get(), config, stream,
-                std::make_index_sequence<kHopperTilings>());
+                       kInParts && !roles.b_across, gemm.sums_of_a ? nullptr : sums, stream);
+  LaunchBest<E, kInParts>(op, gemm, a.get(), b.get(), config, stream,
+                          std::make_index_sequence<kHopperTilings>());
 }
 
 // Each in a file of its own.
+template <class E>
+void RunOf(const char* op, const HopperGemm& gemm, DLStream stream, int tiling) {
+  RunBest<E, false>(op, gemm, stream, tiling);
+}
 extern template void RunOf<float>(const char* op, const HopperGemm& gemm, DLStream stream,
                                   int tiling);
 extern template void RunOf<bfloat16>(const char* op, const HopperGemm& gemm, DLStream stream,
                                      int tiling);
 extern template void RunOf<float16>(const char* op, const HopperGemm& gemm, DLStream stream,
                                     int tiling);
+void RunInParts(const char* op, const HopperGemm& gemm, DLStream stream, int tiling);  // at 3xtf32
 
 }  // namespace hopper
 }  // namespace cuda

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kMostSlim = 16;
 constexpr int kWarps = kThreads / 32, kStrip = 128;  // wide columns of a block
-constexpr int kPanel = 256;  // rows of K of the slim operand in shared memory
+constexpr int kRing = 8;  // rows of K of the wide operand that a warp has in shared memory
 
 struct SlimParams {
   Gemm gemm;
@@ -47,88 +47,101 @@ __device__ __forceinline__ void StoreElement(const SlimParams& p, int each, int6
   ((E*)gemm.c)[place] = E(value[0]);
 }
 
+// Begins to copy four elements to shared memory.
+__device__ __forceinline__ void CopyQuadAsync(QuadOf<float>* to, const float* from) {
+  CopyAsync16((float*)to, from, true);
+}
+template <class E>
+__device__ __forceinline__ void CopyQuadAsync(QuadOf<E>* to, const E* from) {
+  CopyAsync4((float*)to, (const float*)from, true);
+  CopyAsync4((float*)to + 1, (const float*)from + 1, true);
+}
+
 // Blocks that a multiprocessor runs together.
-constexpr int ResidentOf(int count) { return count <= 8 ? 3 : 2; }
+constexpr int ResidentOf(int count) { return count <= 4 ? 4 : count <= 8 ? 3 : 2; }
 
 template <class E, int kCount>
 __global__ void __launch_bounds__(kThreads, ResidentOf(kCount)) SlimKernel(const SlimParams p) {
-  constexpr int kAtOnce = kCount == 1 ? 8 : 4;  // rows of a warp that are under way
-  constexpr int kStep = kWarps * kAtOnce;
+  constexpr int kPanel = kCount <= 4 ? 256 : 128;  // rows of K of the slim operand
+  constexpr int kValues = kPanel * kCount / kThreads;
   constexpr int kPart = kCount < 4 ? kCount : 4;  // of the slim extent, that meets at once
-  static_assert(kPanel % kStep == 0 && kCount % kPart == 0);
+  static_assert(kPanel % kWarps == 0 && kPanel >= kStrip && kCount % kPart == 0);
   __shared__ __align__(16) float slim[kPanel * kCount];  // later the sums of the block
-  __shared__ __align__(16) float parts[kWarps][kPart][kStrip];
-  static_assert(kPanel >= kStrip);
+  __shared__ __align__(16) QuadOf<E> ring[kWarps][kRing][32];
+  auto* const parts = (float (*)[kPart][kStrip])ring;  // of warps, when all rows have been read
+  static_assert(sizeof(float[kWarps][kPart][kStrip]) <= sizeof ring);
   const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   const int in_cluster = (int)blockIdx.x % p.cluster, at = (int)blockIdx.x / p.cluster;
   const int split = at % p.splits;
   const int64_t first = (int64_t)(at / p.splits) * kStrip;  // of the wide columns
   const int64_t begin = (split * p.cluster + in_cluster) * p.share;
   const int64_t end = min(begin + p.share, p.gemm.k);
-  const bool exists = first + lane * 4 < p.width;
-  const E* const from = (const E*)p.wide + first + lane * 4;
+  const bool exists = first + lane * 4 < p.width, along_k = p.slim_k == 1;
   const E* const slim_from = (const E*)p.slim;
-  float4 next[kAtOnce];
-  const auto load = [&](int64_t k) {
-#pragma unroll
-    for (int u = 0; u < kAtOnce; u++)
-      next[u] = exists && k + u * kWarps < end ? LoadQuad(from + (k + u * kWarps) * p.pitch)
-                                               : make_float4(0.f, 0.f, 0.f, 0.f);
+  // A lane copies what it reads itself, so that nobody else waits for it.
+  int64_t copied = begin + warp;  // the row that is copied next
+  const E* from = (const E*)p.wide + first + lane * 4 + copied * p.pitch;
+  unsigned to = 0;  // of the ring
+  const auto copy = [&] {
+    if (exists && copied < end) CopyQuadAsync(&ring[warp][to][lane], from);
+    CloseCopies();
+    copied += kWarps, from += kWarps * p.pitch, to = (to + 1) % kRing;
   };
-  float4 sums[kCount] = {};
-  const bool along_k = p.slim_k == 1;
-  static_assert(kPanel == kThreads);
-  GridDependencySynchronize();
-  load(begin + warp);
-  for (int64_t panel = begin; panel < end; panel += kPanel) {
-    const int rows = (int)min((int64_t)kPanel, end - panel);
-    __syncthreads();       // the panel before has been read
-    float values[kCount];  // of the slim operand, all under way
+  float values[kValues];  // of the slim operand's next panel
+  const auto load = [&](int64_t panel) {
 #pragma unroll
-    for (int j = 0; j < kCount; j++) {
+    for (int j = 0; j < kValues; j++) {
       const int i = (int)threadIdx.x + j * kThreads;
       const int k = along_k ? i % kPanel : i / kCount, each = along_k ? i / kPanel : i % kCount;
-      values[j] = k < rows && each < p.count
+      values[j] = panel + k < end && each < p.count
                       ? (float)slim_from[(panel + k) * p.slim_k + each * p.slim_each]
                       : 0.f;
     }
+  };
+  float4 sums[kCount] = {};
+  GridDependencySynchronize();
+#pragma unroll 1
+  for (int i = 0; i < kRing - 1; i++) copy();
+  load(begin);
+  unsigned row = 0;  // of the ring, which is multiplied
+#pragma unroll 1
+  for (int64_t panel = begin; panel < end; panel += kPanel) {
+    const int rows = (int)min((int64_t)kPanel, end - panel);
+    __syncthreads();  // the panel before has been read
 #pragma unroll
-    for (int j = 0; j < kCount; j++) {
+    for (int j = 0; j < kValues; j++) {
       const int i = (int)threadIdx.x + j * kThreads;
       slim[along_k ? i % kPanel * kCount + i / kPanel : i] = values[j];
     }
     __syncthreads();
+    load(panel + kPanel);
 #pragma unroll 1
-    for (int k = warp; k < rows; k += kStep) {
-      float4 x[kAtOnce];
+    for (int k = warp; k < rows; k += kWarps) {
+      WaitForCopies<kRing - 2>();
+      const float4 x = LoadQuad((const E*)&ring[warp][row][lane]);
+      row = (row + 1) % kRing;
+      copy();  // to where the row before was
+      float y[kCount];
+      if constexpr (kCount == 1) {
+        y[0] = slim[k];
+      } else {
 #pragma unroll
-      for (int u = 0; u < kAtOnce; u++) x[u] = next[u];
-      load(panel + k + kStep);
-#pragma unroll
-      for (int u = 0; u < kAtOnce; u++) {
-        float y[kCount];
-        const float* const from_slim = slim + (k + u * kWarps) * kCount;
-        if constexpr (kCount == 1) {
-          y[0] = *from_slim;
-        } else {
-#pragma unroll
-          for (int c = 0; c < kCount; c += 4) {
-            const float4 v = *(const float4*)(from_slim + c);
-            y[c] = v.x, y[c + 1] = v.y, y[c + 2] = v.z, y[c + 3] = v.w;
-          }
+        for (int c = 0; c < kCount; c += 4) {
+          const float4 v = *(const float4*)(slim + k * kCount + c);
+          y[c] = v.x, y[c + 1] = v.y, y[c + 2] = v.z, y[c + 3] = v.w;
         }
+      }
 #pragma unroll
-        for (int c = 0; c < kCount; c++) {
-          sums[c].x = fmaf(x[u].x, y[c], sums[c].x), sums[c].y = fmaf(x[u].y, y[c], sums[c].y);
-          sums[c].z = fmaf(x[u].z, y[c], sums[c].z), sums[c].w = fmaf(x[u].w, y[c], sums[c].w);
-        }
+      for (int c = 0; c < kCount; c++) {
+        sums[c].x = fmaf(x.x, y[c], sums[c].x), sums[c].y = fmaf(x.y, y[c], sums[c].y);
+        sums[c].z = fmaf(x.z, y[c], sums[c].z), sums[c].w = fmaf(x.w, y[c], sums[c].w);
       }
     }
   }
   TriggerProgrammaticLaunch();
 #pragma unroll
   for (int c = 0; c < kCount; c += kPart) {
-    __syncthreads();  // the slim operand, or the parts before, have been read
+    __syncthreads();  // the operands, or the parts before, have been read
 #pragma unroll
     for (int e = 0; e < kPart; e++) *(float4*)&parts[warp][e][lane * 4] = sums[c + e];
     __syncthreads();
@@ -201,13 +214,15 @@ bool ParamsOf(const Gemm& p, const SlimStrip& strip, SlimParams* params) {
     return false;
   constexpr int64_t kLeastShare = 64;
   const int64_t strips = CeilDiv(s.width, kStrip);
-  // Two thirds of the blocks that run together: clusters leave some of the places empty.
+  // Larger clusters than of two leave some of the places empty; where one of them is enough, there
+  // is no second kernel.
   const int64_t places = ResidentOf(s.count) * (int64_t)Multiprocessors(p.ctx.device_id);
-  const int64_t wanted = places * 2 / 3 / strips;
-  const int64_t most = std::min(wanted, CeilDiv(p.k, kLeastShare));
-  const bool clusters = ComputeMajor(p.ctx.device_id) >= 9;
-  s.cluster = clusters ? (int)std::max<int64_t>(1, std::min<int64_t>(most, kPortableCluster)) : 1;
-  s.splits = (int)std::max<int64_t>(1, most / s.cluster);
+  const int64_t most = CeilDiv(p.k, kLeastShare), one = std::min(places * 5 / 6 / strips, most);
+  const bool clusters = ComputeMajor(p.ctx.device_id) >= 9, is_enough = one <= kPortableCluster;
+  s.cluster = !clusters ? 1 : is_enough ? (int)std::max<int64_t>(1, one) : 2;
+  s.splits = clusters && is_enough
+                 ? 1
+                 : (int)std::max<int64_t>(1, std::min(places / strips, most) / s.cluster);
   s.share = CeilDiv(p.k, s.cluster * s.splits);
   return strips * s.cluster * s.splits < INT32_MAX;
 }
@@ -247,10 +262,11 @@ void Run(const char* op, SlimParams p, DLStream stream) {
 }
 
 double UsOf(const SlimParams& s) {
-  constexpr double kUs = 5.5, kSumUs = 1.5, kNbytesUs = 4e6, kFlopUs = 2.4e7;
+  constexpr double kUs = 5, kSumUs = 2, kNbytesUs = 4e6, kFlopUs = 2e7;
   const double work = (double)s.width * (double)s.gemm.k;
-  return kUs + (s.splits > 1 ? kSumUs : 0) + work * (double)DtypeNbytes(s.gemm.dtype) / kNbytesUs +
-         2 * work * s.count / kFlopUs;
+  return kUs + (s.splits > 1 ? kSumUs : 0) +
+         std::max(work * (double)DtypeNbytes(s.gemm.dtype) / kNbytesUs,
+                  2 * work * s.count / kFlopUs);
 }
 
 }  // namespace
