@@ -316,8 +316,8 @@ OBJECTS_EMULATED := $(patsubst src/%,$(BUILD)/obj/emulated/%.o,\
   $(call sources,cu) $(filter src/emulator/%,$(call sources,cc)))
 # Files of a room are read at once, since most of the time goes to what all files include; not those
 # that have a name of their own which another file of the room has too.
-NVVM_ROOMS := boxes conv conv/channels_last gemm gemm/hopper loss norm optim pointwise quantized \
-  random reduce runtime
+NVVM_ROOMS := boxes collective conv conv/channels_last gemm gemm/hopper loss norm optim pointwise \
+  quantized random reduce runtime
 NVVM_ALONE := $(patsubst %,src/cuda/%.cu,boxes/soft_nms conv/pooling conv/channels_last/hopper \
   conv/channels_last/wgrad conv/channels_last/wgrad_halo gemm/matvec norm/fused_layer_norm \
   norm/layer_norm quantized/product)

@@ -73,6 +73,7 @@ def main() -> None:
         "first_s": round(first_s, 2),
         "peak_mib": memory_stats(GPU).peak_in_use_nbytes >> 20,
         "loss": float(first),
+        "choices": sum(map(bool, executor.algorithms().values())),
     }
     executor.recorder = profile.Profile()
     for _ in range(3):

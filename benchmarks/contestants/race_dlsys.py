@@ -19,7 +19,7 @@ from dlsys.executor.debug.observe import flops
 from dlsys.runtime.device import gpu, memory_stats, reset_peak, synchronize
 from shared import workloads
 from shared.networks import model
-from shared.workloads import PRECISIONS, RATE, Work
+from shared.workloads import RATE, Work
 
 GPU = gpu(0)
 PEAK_FLOPS = 61e12  # fp32 of an H200, measured
@@ -120,6 +120,6 @@ def main() -> None:
     modes = options.modes.split(",") if options.modes else ["run_many", "run"]
     dataset = Dataset(*workloads.data())
     for work in workloads.chosen(options):
-        for precision in PRECISIONS:
+        for precision in work.precisions:
             for mode in modes:
                 MODES[mode](work, precision, mode, dataset, options.rounds)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from shared import workloads
-from shared.workloads import CLASSES, PRECISIONS, RATE, Work
+from shared.workloads import CLASSES, RATE, Work
 
 MODES = ("eager", "graph", "compile", "compiled graph")  # what takes long comes last
 
@@ -65,16 +65,20 @@ def feeds(work: Work) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(shape, device="cuda"), torch.randint(0, CLASSES, (work.batch,), device="cuda")
 
 
-def step(work: Work, compiled: bool) -> Callable[[], object]:
-    """A training step, as a function."""
-    network = model(work).cuda()
+def step(work: Work, precision: str, compiled: bool) -> Callable[[], object]:
+    """A training step, as a function; at bf16 by autocast, with channels last."""
+    narrow = precision == "bf16"
+    layout = torch.channels_last if narrow and work.kind != "dense" else torch.contiguous_format
+    network = model(work).cuda().to(memory_format=layout)
     x, y = feeds(work)
+    x = x.contiguous(memory_format=layout)
     sgd = torch.optim.SGD(network.parameters(), lr=RATE, fused=True)
     forward = torch.compile(network) if compiled else network
 
     def one() -> object:
         sgd.zero_grad(set_to_none=True)
-        loss = functional.cross_entropy(forward(x), y)
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=narrow, cache_enabled=False):
+            loss = functional.cross_entropy(forward(x), y)
         loss.backward()
         sgd.step()
         return loss.detach()
@@ -106,7 +110,7 @@ def measured(work: Work, precision: str, mode: str, rounds: int) -> None:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    one = step(work, compiled=mode.startswith("compile"))
+    one = step(work, precision, compiled=mode.startswith("compile"))
     if mode.endswith("graph"):
         one = captured(one)
     one()
@@ -128,8 +132,8 @@ def main() -> None:
     options = workloads.arguments(__doc__)
     torch.backends.cudnn.benchmark = True
     for mode in options.modes.split(",") if options.modes else MODES:
-        for precision in PRECISIONS:
-            torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-            torch.backends.cudnn.allow_tf32 = precision == "tf32"
-            for work in workloads.chosen(options):
+        for work in workloads.chosen(options):
+            for precision in work.precisions:
+                torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+                torch.backends.cudnn.allow_tf32 = precision != "fp32"
                 measured(work, precision, mode, options.rounds)

@@ -36,6 +36,8 @@ LADDER = (
     *(f"*OfTheGpu.test_{name}*" for name in ("arrays_need", "every_variant", "epilogues")),
     *(f"*NarrowGemm.test_{name}*" for name in ("every_variant", "epilogues", "batches")),
 )
+# Every rung of convolution in every direction, at odd shapes.
+CONVOLUTIONS = ("*test_conv_ladder.TestLadder.test_[be]*",)
 FLASH = ("*FlashAttention.test_every_shape*",)
 # The kernels of flash attention whose blocks take one tile, and several.
 RINGS = ("*FlashAttention.test_the_same_bits*", "*FlashAttention.test_more_heads*")
@@ -54,6 +56,7 @@ TOOLS = {
             *BYTES,
             NORMS,
             *LADDER,
+            *CONVOLUTIONS,
             *FLASH,
             *NARROW,
         ),
@@ -61,6 +64,7 @@ TOOLS = {
     ),
     "racecheck": ((*SUBSET, *BYTES, "*test_gemm_epilogue.GpuValues*", NORMS), "shared"),
     "racecheck, ladders": (LADDER, "shared"),
+    "racecheck, convolutions": (CONVOLUTIONS, "shared"),
     "racecheck, 16 bits": ((*NARROW, *RINGS), "shared"),
     "initcheck": ((*SUBSET, *BYTES, NORMS, *LADDER, *FLASH), "shared"),
     "synccheck": ((*SUBSET, *BYTES, NORMS, *LADDER, *FLASH, *NARROW), "shared"),
@@ -106,6 +110,7 @@ def sanitize(part: Part, program: str, tool: str) -> dict[str, Any]:
         "native.test_gemm_ladder",
         "native.test_narrow_gemm",
         "native.test_flash_attention",
+        "conv.test_conv_ladder",
         "fusion.test_gemm_epilogue",
         "fusion.test_weight_update_gpu",
         "fusion.test_uint8_kernels",

@@ -12,12 +12,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parent
+
+# Of products and convolutions, in the order of tables.
+PRECISIONS = ("fp32", "3xtf32", "tf32", "bf16", "fp16")
 
 Summary = dict[str, float]
 
@@ -56,6 +59,17 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def choices(
+    parser: argparse.ArgumentParser, option: str, given: str, known: Iterable[str]
+) -> list[str]:
+    """The names that an option has, separated by commas; ends with what is known for another."""
+    names, there = given.split(","), list(known)
+    for name in names:
+        if name not in there:
+            parser.error(f"argument {option}: invalid choice: {name!r} (choose from {there})")
+    return names
+
+
 def save(name: str, options: argparse.Namespace, results: dict[str, Any]) -> Path:
     """Writes `<out>/<name>.json` with the machine, the versions and the command."""
     record = {"benchmark": name, **origin(options), "machine": machine(), **results}
@@ -72,9 +86,40 @@ def earlier_works(path: Path, of: str = "works", **same: Any) -> list[dict[str, 
     if not path.exists():
         return []
     record = json.loads(path.read_text())
-    known = {"machine": machine(), **same}
+    known = {"machine": _deciding(machine()), **same}
+    there = {**record, "machine": _deciding(record["machine"])}
     works: list[dict[str, Any]] = record[of]
-    return works if all(record.get(key) == value for key, value in known.items()) else []
+    return works if all(there.get(key) == value for key, value in known.items()) else []
+
+
+def _deciding(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts that figures depend on: of a GPU its own, whatever host it is lent with. Of dlsys
+    each part of a record has the commit.
+    """
+    left_out = {"dlsys", "torch"}  # the latter is known only where it has been imported
+    if "gpu" in facts:
+        left_out |= {"cpu", "cores", "system", "numpy_blas"}
+    return {key: value for key, value in facts.items() if key not in left_out}
+
+
+def merged(
+    work: dict[str, Any],
+    rungs: Sequence[dict[str, Any]],
+    measured: dict[str, Any],
+    library: str,
+    library_precisions: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """A work of a ladder with rows measured anew, which replace those of their precisions: these
+    keep the order of PRECISIONS. `measured` has the origin of each; a row's share is that of the
+    library's rate at its precision, or at the one that `library_precisions` names instead.
+    """
+    kept = [row for row in work["rungs"] if row["precision"] not in measured]
+    rows = sorted([*kept, *rungs], key=lambda row: PRECISIONS.index(row["precision"]))
+    rates = {row["precision"]: row["tflops"] for row in rows if row["algorithm"] == library}
+    for row in rows:
+        rate = rates.get((library_precisions or {}).get(row["precision"], row["precision"]))
+        row[f"of_{library}"] = row["tflops"] / rate if rate else None
+    return {**work, "rungs": rows, "measured": {**work.get("measured", {}), **measured}}
 
 
 def origin(options: argparse.Namespace) -> dict[str, Any]:

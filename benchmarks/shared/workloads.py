@@ -32,6 +32,11 @@ class Work(NamedTuple):
     sizes: tuple[int, ...]
     batch: int
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Those at which it is raced: of 16 bits where activations are what a step moves."""
+        return (*PRECISIONS, "bf16") if self.kind == "residual" else PRECISIONS
+
 
 NAMED = (
     Work("logreg", "dense", (784, 10), 1000),

@@ -2,21 +2,24 @@
 
     python benchmarks conv [--nets resnet50,vgg,depthwise,lenet,residual] [--precisions fp32,tf32]
     python benchmarks conv --nets resnet50_all --precisions bf16   # channels last, beside PyTorch's
+    python benchmarks conv --missing --seconds 100           # what the record lacks, in parts
     python benchmarks conv --device cpu --batch 4            # the CPU's and numpy's: conv_cpu.json
     python benchmarks conv --variants                        # every tile and algorithm of a rung
 
 Leaves results/conv.json, of which `python benchmarks table` makes the tables and the picture of
-docs/learn/conv.md. A row of --variants says how far the heuristic, `auto`, is from the fastest. At
-bf16 cuDNN is PyTorch's, where that is installed with CUDA; of resnet50_all the sum over the network
-is printed, forward and both gradients but that of the images.
+docs/learn/conv.md. The record is written after each convolution. What an earlier call on this GPU
+left stays in it unless it is measured anew; each work says by precision which command and commit
+measured it. A row of --variants says how far the heuristic, `auto`, is from the fastest. At bf16
+cuDNN is PyTorch's, where that is installed with CUDA; resnet50_all is every convolution of the
+network, of which one table has the sum alone.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,6 +51,8 @@ RESNET50 = {
     (128, 512, 7, 2048, 1): 3,
     (128, 2048, 7, 512, 1): 2,
 }
+IMAGE_CHANNELS = 3  # at most, of what a network is given
+
 # n, c, H = W, filters, kernel, stride, padding, groups
 SHAPES = {
     "resnet50": [
@@ -82,8 +87,7 @@ SHAPES = {
 
 def main() -> None:
     """Measures, prints and writes."""
-    from dlsys.learn.conv import DIRECTIONS, Shape, climb
-    from dlsys.learn.gemm import limit_of
+    from dlsys.learn.conv import DIRECTIONS, Shape
     from dlsys.runtime.device import best_context, cpu, device_name, gpu
 
     parser = measure.arguments(__doc__)
@@ -91,40 +95,73 @@ def main() -> None:
     parser.add_argument("--nets", default=",".join(SHAPES))
     parser.add_argument("--precisions", help="fp32,tf32 on a GPU, fp32 elsewhere")
     parser.add_argument("--batch", type=int, help="images, in place of each shape's own number")
+    parser.add_argument("--missing", action="store_true", help="what the record lacks only")
     parser.add_argument("--variants", action="store_true", help="every algorithm, not the rungs")
     parser.add_argument("--seconds", type=float, default=1e9, help="no shape begins after these")
     options = parser.parse_args()
     ctx = {"gpu": gpu, "cpu": cpu}[options.device](0) if options.device else best_context()[0]
     assert ctx is not None, "the ladder is that of a native device"
-    precisions = (options.precisions or ("fp32,tf32" if ctx.name == "gpu" else "fp32")).split(",")
+    nets = measure.choices(parser, "--nets", options.nets, SHAPES)
+    usual = "fp32,tf32" if ctx.name == "gpu" else "fp32"
+    given = options.precisions or usual
+    precisions = measure.choices(parser, "--precisions", given, measure.PRECISIONS)
     chip, start = device_name(ctx), time.monotonic()
-    works: list[dict[str, Any]] = []
-    for net, numbers in ((name, one) for name in options.nets.split(",") for one in SHAPES[name]):
-        if time.monotonic() - start > options.seconds:
-            print(f"left out for want of time: {net} {numbers}", flush=True)
-            continue
+    record = "conv" if ctx.name == "gpu" else "conv_cpu"
+    known = measure.earlier_works(options.out / f"{record}.json", device=chip)
+    works = {} if options.variants else {_identity(work): work for work in known}
+    for net, numbers in ((name, one) for name in nets for one in SHAPES[name]):
         shape = Shape(*numbers)
         shape = shape._replace(n=options.batch or shape.n)
-        print(f"\n{net}: {shape}", flush=True)
         for direction in DIRECTIONS:
             work: dict[str, Any] = dict(net=net, shape=list(shape), direction=direction, rungs=[])
-            works.append(work)
-            climbing = climb(ctx, shape, direction, precisions, options.variants)
-            if ctx.name == "cpu" and not options.variants:
-                climbing = itertools.chain(climbing, _of_numpy(shape, direction))
-            if ctx.name == "gpu" and "bf16" in precisions:
-                climbing = itertools.chain(climbing, _of_torch(shape, direction))
-            for found in climbing:
-                limit = limit_of(chip, found.precision)
-                row = {**found._asdict(), "of_limit": found.tflops / limit if limit else None}
-                work["rungs"].append(row)
-                print(_line(direction, row), flush=True)
-            _compare(work["rungs"])
-    name = "conv" if ctx.name == "gpu" else "conv_cpu"
-    if not options.variants:
-        measure.save(name, options, {"device": chip, "works": works})
-    _tell_auto(works)
-    _tell_network(works)
+            work = works.get(_identity(work), work)
+            there = work.get("measured", {}) if options.missing else {}
+            wanted = [one for one in precisions if one not in there]
+            if not wanted:
+                continue
+            if time.monotonic() - start > options.seconds:
+                print(f"left out for want of time: {net} {numbers}, {direction}", flush=True)
+                continue
+            print(f"\n{net}: {shape}, {direction}", flush=True)
+            rungs = _rungs(ctx, shape, direction, wanted, options.variants)
+            measured = dict.fromkeys(wanted, measure.origin(options))
+            works[_identity(work)] = measure.merged(work, rungs, measured, "cudnn")
+            if not options.variants:
+                measure.save(record, options, {"device": chip, "works": _in_order(works)})
+    _tell(_in_order(works))
+
+
+def _identity(work: dict[str, Any]) -> tuple[Any, ...]:
+    return (work["net"], *work["shape"], work["direction"])
+
+
+def _in_order(works: dict[tuple[Any, ...], dict[str, Any]]) -> list[dict[str, Any]]:
+    """The works by network, each network's as they were measured first."""
+    return sorted(works.values(), key=lambda work: list(SHAPES).index(work["net"]))
+
+
+def _rungs(
+    ctx: Any, shape: Any, direction: str, precisions: list[str], variants: bool
+) -> list[dict[str, Any]]:
+    """A row for each rung, the library's too; numpy's beside the CPU's."""
+    from dlsys.learn.conv import climb
+    from dlsys.learn.gemm import limit_of
+    from dlsys.runtime.device import device_name
+
+    climbing = climb(ctx, shape, direction, precisions, variants)
+    if ctx.name == "cpu" and not variants:
+        climbing = itertools.chain(climbing, _of_numpy(shape, direction))
+    if ctx.name == "gpu" and "bf16" in precisions:
+        climbing = itertools.chain(climbing, _of_torch(shape, direction))
+    rows = []
+    for found in climbing:
+        limit = limit_of(device_name(ctx), found.precision)
+        row = {**found._asdict(), "of_limit": found.tflops / limit if limit else None}
+        if np.isnan(found.error):
+            row |= {"error": None, "mean_error": None}
+        rows.append(row)
+        print(_line(direction, row), flush=True)
+    return rows
 
 
 def _of_numpy(shape: Any, direction: str) -> Iterator[Any]:
@@ -187,61 +224,78 @@ def _of_torch(shape: Any, direction: str) -> Iterator[Any]:
     yield Figures("cudnn", "bf16", least, shape.operations / least / 1e9, 0, np.nan, np.nan)
 
 
-def _tell_network(works: list[dict[str, Any]]) -> None:
-    """Prints the time of all convolutions of ResNet-50, of each algorithm that computes them."""
-    sums: dict[tuple[str, str], float] = {}
-    terms: dict[tuple[str, str], int] = {}
-    for work in works:
-        shape = tuple(work["shape"])
-        count = next((n for key, n in RESNET50.items() if shape[: len(key)] == key), 0)
-        if work["net"] != "resnet50_all" or (shape[1] == 3 and work["direction"] == "data"):
-            continue
-        for row in work["rungs"]:
-            key = row["algorithm"], row["precision"]
-            sums[key] = sums.get(key, 0.0) + count * row["ms"]
-            terms[key] = terms.get(key, 0) + 1
-    for key, ms in sums.items():
-        if terms[key] == 3 * len(RESNET50) - 1:
-            print(f"ResNet-50, all convolutions: {' '.join(key)} {ms:.3f} ms")
+class Sums(NamedTuple):
+    """Milliseconds of a direction over the convolutions of a network, at a precision.
 
-
-def _compare(rungs: list[dict[str, Any]]) -> None:
-    """Gives each the share of cuDNN's rate at its precision."""
-    peers = {row["precision"]: row["tflops"] for row in rungs if row["algorithm"] == "cudnn"}
-    for row in rungs:
-        peer = peers.get(row["precision"])
-        row["of_cudnn"] = row["tflops"] / peer if peer else None
-
-
-def _tell_auto(works: list[dict[str, Any]]) -> None:
-    """Prints what the heuristic's algorithms take of the time of the fastest, network by network,
-    and where it is furthest from them.
+    Attributes:
+        count: of the convolutions.
+        auto: by the heuristic's algorithms.
+        fastest: by the fastest algorithm of each, the library's too, in the layout of `auto`.
+        ours: by the fastest of our own, in either layout.
+        cudnn: by the library's own choice; None where it was not measured for all.
+        worst: the largest share of `auto` in the fastest's time, of one convolution, and which.
     """
-    sums: dict[tuple[str, str], list[float]] = {}
-    worst: dict[tuple[str, str], tuple[float, str]] = {}
+
+    count: int
+    auto: float
+    fastest: float
+    ours: float
+    cudnn: float | None
+    worst: tuple[float, str]
+
+
+def sums_of(works: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], Sums]:
+    """The sums over each network, by network, direction and precision. The gradient of a network's
+    images is left out, which no training computes.
+    """
+    from dlsys.learn.conv import OF_WGMMA, Shape
+
+    counts = {Shape(*numbers)[1:]: count for numbers, count in RESNET50.items()}
+    sums: dict[tuple[str, str, str], Sums] = {}
     for work in works:
-        for precision in {row["precision"] for row in work["rungs"]}:
-            ms = {r["algorithm"]: r["ms"] for r in work["rungs"] if r["precision"] == precision}
-            fastest = min(ms, key=ms.__getitem__)
-            key = work["net"], precision
-            of_key = sums.setdefault(key, [0.0, 0.0])
-            of_key[0] += ms["auto"]
-            of_key[1] += ms[fastest]
-            ratio = ms["auto"] / ms[fastest]
-            told = f"{work['shape']} {work['direction']}, where {fastest} is fastest"
-            worst[key] = max(worst.get(key, (0.0, "")), (ratio, told))
+        shape, direction = Shape(*work["shape"]), work["direction"]
+        if direction == "data" and shape.c <= IMAGE_CHANNELS:
+            continue
+        times = counts[shape[1:]] if work["net"] == "resnet50_all" else 1
+        for precision in dict.fromkeys(row["precision"] for row in work["rungs"]):
+            rows = (row for row in work["rungs"] if row["precision"] == precision)
+            ms = {r["algorithm"]: r["ms"] for r in rows if not r["algorithm"].startswith("numpy ")}
+            auto, cudnn = ms.pop("auto"), ms.get("cudnn")
+            last = OF_WGMMA if precision == "tf32" else ()
+            alike = {x: y for x, y in ms.items() if not x.startswith(last)}
+            fastest = min(alike, key=alike.__getitem__)
+            ours = min(y for x, y in ms.items() if x != "cudnn")
+            key = work["net"], direction, precision
+            before = sums.get(key, Sums(0, 0.0, 0.0, 0.0, 0.0, (0.0, "")))
+            sums[key] = Sums(
+                before.count + times,
+                before.auto + times * auto,
+                before.fastest + times * alike[fastest],
+                before.ours + times * ours,
+                None if None in (cudnn, before.cudnn) else before.cudnn + times * cudnn,
+                max(before.worst, (auto / alike[fastest], f"{shape}, by {fastest}")),
+            )
+    return sums
+
+
+def _tell(works: Sequence[dict[str, Any]]) -> None:
+    """Prints the sums, and where the heuristic is furthest from the fastest."""
     print()
-    for (net, precision), (auto, best) in sums.items():
-        ratio, told = worst[net, precision]
+    for (net, direction, precision), found in sums_of(works).items():
+        ratio, where = found.worst
         print(
-            f"{net} {precision}: auto takes {auto / best:.2f} of the fastest; {ratio:.2f} of {told}"
+            f"{net} {direction} {precision}: auto takes {found.auto / found.fastest:.2f} of the "
+            f"fastest; {ratio:.2f} of {where}"
         )
 
 
 def _line(direction: str, row: dict[str, Any]) -> str:
     share = f"{row['of_limit']:6.1%}" if row["of_limit"] else "     -"
+    error = "unknown"
+    if row["error"] is not None:
+        error = f"{row['error']:9.2f} (mean {row['mean_error']:8.3f})"
     return (
         f"  {direction:<8}{row['algorithm']:<23} {row['precision']:<5} {row['ms']:9.4f} ms "
-        f"{row['tflops']:8.2f} TFLOP/s {share} of the limit, error {row['error']:9.2f} "
-        f"(mean {row['mean_error']:8.3f}) x 2^-24, {row['workspace_nbytes'] >> 20} MiB"
+        f"{row['tflops']:8.2f} TFLOP/s {share} of the limit, error {error} x 2^-24, "
+        f"{row['workspace_nbytes'] >> 20} MiB"
     )

@@ -35,8 +35,16 @@ SHAPES = {
         (16384, 3072, 768),
         (16384, 768, 3072),
         (16384, 50304, 768),
+        # The gradients of the operands of each: dy by the transposed weights, and x by dy.
+        (16384, 768, 768, False, True),
         (16384, 768, 2304, False, True),
+        (16384, 768, 3072, False, True),
+        (16384, 3072, 768, False, True),
+        (16384, 768, 50304, False, True),
+        (768, 768, 16384, True, False),
         (768, 2304, 16384, True, False),
+        (768, 3072, 16384, True, False),
+        (3072, 768, 16384, True, False),
         (768, 50304, 16384, True, False),
     ],
     "skinny": [
@@ -59,13 +67,15 @@ CPU_SHAPES = {
     ],
 }
 CPU_ROUNDS = 3
-PRECISIONS = ("fp32", "3xtf32", "tf32", "bf16", "fp16")
+COMPARED_AT = {"3xtf32": "fp32"}  # the library's precision, where it is another one
 
 
 def main() -> None:
     """Measures, prints and writes."""
     from dlsys.learn.gemm import Shape
+    from dlsys.rungs import rungs_among
     from dlsys.runtime.device import best_context, cpu, device_name, gpu
+    from dlsys.runtime.library import load
 
     parser = measure.arguments(__doc__)
     parser.add_argument("--device", choices=["gpu", "cpu"], help="the best one there is")
@@ -84,12 +94,17 @@ def main() -> None:
     name = "gemm" if on_gpu else "gemm_cpu"
     known = measure.earlier_works(options.out / f"{name}.json", device=chip)
     works = {_identity(work): work for work in known}
-    asked = [(kind, one) for kind in options.shapes.split(",") for one in _of(kind, on_gpu)]
+    kinds = measure.choices(parser, "--shapes", options.shapes, SHAPES)
+    wanted_precisions = measure.choices(parser, "--precisions", precisions, measure.PRECISIONS)
+    if options.variants:
+        rungs_here = rungs_among(load().algorithms(ctx.kernel_device, "matmul"))
+        measure.choices(parser, "--variants", options.variants, rungs_here)
+    asked = [(kind, one) for kind in kinds for one in _of(kind, on_gpu)]
     end = time.monotonic() + options.seconds
     for kind, numbers in asked:
         work = {"kind": kind, "shape": list(numbers), "rungs": [], "measured": {}}
         work = works.get(_identity(work), work)
-        wanted = precisions.split(",")
+        wanted = wanted_precisions
         if options.missing:
             wanted = [one for one in wanted if one not in work.get("measured", {})]
         if not wanted:
@@ -101,7 +116,8 @@ def main() -> None:
         rungs = _rungs(ctx, Shape(*numbers), wanted, options.variants)
         if not options.variants:
             measured = dict.fromkeys(wanted, measure.origin(options))
-            works[_identity(work)] = merged(work, rungs, measured, "cublas" if on_gpu else "blas")
+            library = "cublas" if on_gpu else "blas"
+            works[_identity(work)] = measure.merged(work, rungs, measured, library, COMPARED_AT)
             order = [(kind, *numbers) for kind in SHAPES for numbers in _of(kind, on_gpu)]
             kept = [works[one] for one in order if one in works]
             measure.save(name, options, {"device": chip, "works": kept})
@@ -113,18 +129,6 @@ def _of(kind: str, on_gpu: bool) -> list[tuple[Any, ...]]:
 
 def _identity(work: dict[str, Any]) -> tuple[Any, ...]:
     return (work["kind"], *work["shape"])
-
-
-def merged(
-    work: dict[str, Any], rungs: list[dict[str, Any]], measured: dict[str, Any], library: str
-) -> dict[str, Any]:
-    """A work with rows measured anew: they replace those of their precisions, which keep the order
-    of PRECISIONS, and shares of the library are those of what is then there.
-    """
-    kept = [row for row in work["rungs"] if row["precision"] not in measured]
-    rows = sorted([*kept, *rungs], key=lambda row: PRECISIONS.index(row["precision"]))
-    _compare(rows, library)
-    return {**work, "rungs": rows, "measured": {**work.get("measured", {}), **measured}}
 
 
 def _rungs(ctx: Any, shape: Any, precisions: list[str], variants: str) -> list[dict[str, Any]]:
@@ -147,14 +151,6 @@ def _rungs(ctx: Any, shape: Any, precisions: list[str], variants: str) -> list[d
     for row in rows.values():
         print(_line(row), flush=True)
     return list(rows.values())
-
-
-def _compare(rungs: list[dict[str, Any]], library: str) -> None:
-    """Gives each the share of the library at its precision; 3xtf32 is compared with fp32."""
-    peers = {row["precision"]: row["tflops"] for row in rungs if row["algorithm"] == library}
-    for row in rungs:
-        peer = peers.get("fp32" if row["precision"] == "3xtf32" else row["precision"])
-        row[f"of_{library}"] = row["tflops"] / peer if peer else None
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -10,17 +10,20 @@ from typing import Any
 
 from dlsys.learn.chart import picture
 from dlsys.learn.conv import Shape
-from tables.gpu import Results, rows, source
+from speed.conv import sums_of
+from tables.gpu import Results, part_source, rows
 
 DRAWN = [128, 256, 14, 256, 3, 1, 1, 1], "forward"
 RECORDS = {"conv": "", "conv_cpu": ", CPU"}  # the device, behind the names of its rungs
+SUMMED = ("resnet50_all",)  # networks of which sums are shown, and not each convolution
+NETS = {"resnet50_all": "all of resnet50", "depthwise": "depthwise and grouped"}
 
 
 def table(results: Results) -> str:
     """Milliseconds of every rung, shape and direction, at every precision."""
     parts = []
     for record, device in _records(results):
-        works = record["works"]
+        works = [work for work in record["works"] if work["net"] not in SUMMED]
         columns = list(dict.fromkeys(row["algorithm"] for work in works for row in work["rungs"]))
         body = []
         for work in works:
@@ -30,7 +33,7 @@ def table(results: Results) -> str:
                 what = f"{work['net']}: {Shape(*work['shape'])}, {work['direction']}, {precision}"
                 body.append([what, *cells])
         head = ["convolution", *(f"{column}{device}" for column in columns)]
-        parts.append(f"{rows(head, body)}\n\nMilliseconds. {source(record)}")
+        parts.append(f"{rows(head, body)}\n\nMilliseconds. {part_source(record)}")
     return "\n\n".join(parts)
 
 
@@ -38,7 +41,7 @@ def drawn(results: Results) -> str:
     """The convolution that is drawn: time, shares, workspace and errors of each rung."""
     body, sources = [], []
     for record, device in _records(results):
-        sources.append(source(record))
+        sources.append(part_source(record))
         for row in _drawn(record):
             body.append(
                 [
@@ -48,8 +51,7 @@ def drawn(results: Results) -> str:
                     _percent(row["of_cudnn"]),
                     _percent(row["of_limit"]),
                     f"{row['workspace_nbytes'] / 2**20:.0f}",
-                    f"{row['error']:.1f}",
-                    f"{row['mean_error']:.2f}",
+                    *_errors(row),
                 ]
             )
     head = ["rung", "ms", "TFLOP/s", "of cuDNN", "of the limit", "workspace, MiB"]
@@ -61,6 +63,27 @@ def drawn(results: Results) -> str:
     return f"{rows(head, body)}\n\n{note} {'; '.join(sources)}"
 
 
+def networks(results: Results) -> str:
+    """The sums over each network, by direction and precision: what `auto` takes beside the fastest
+    algorithm of each convolution, and our fastest beside cuDNN.
+    """
+    parts = []
+    for record, device in _records(results):
+        body = []
+        for (net, direction, precision), found in sums_of(record["works"]).items():
+            name = f"{NETS.get(net, net)}{device}: {found.count}, {direction}, {precision}"
+            times = [f"{ms:.3g}" for ms in (found.auto, found.fastest, found.ours)]
+            ratios = [f"{found.auto / found.fastest:.2f}", f"{found.worst[0]:.2f}"]
+            theirs = ["-", "-"]
+            if found.cudnn is not None:
+                theirs = [f"{found.cudnn:.3g}", f"{found.ours / found.cudnn:.2f}"]
+            body.append([name, *times, *ratios, *theirs])
+        head = ["convolutions of a network", "auto", "the fastest", "ours", "auto of the fastest"]
+        head += ["at worst", "cuDNN", "ours of cuDNN"]
+        parts.append(f"{rows(head, body)}\n\nMilliseconds. {part_source(record)}")
+    return "\n\n".join(parts)
+
+
 def errors(results: Results) -> str:
     """The largest error of each rung over all shapes, by direction."""
     parts = []
@@ -70,13 +93,14 @@ def errors(results: Results) -> str:
             for row in work["rungs"]:
                 of_rung = worst.setdefault(f"{_column(row)}{device}", {})
                 before = of_rung.get(work["direction"], 0.0)
-                of_rung[work["direction"]] = max(before, row["error"])
+                if row["error"] is not None:
+                    of_rung[work["direction"]] = max(before, row["error"])
         directions = list(dict.fromkeys(work["direction"] for work in record["works"]))
         body = [
             [name, *(f"{found[one]:.3g}" if one in found else "-" for one in directions)]
             for name, found in worst.items()
         ]
-        parts.append(f"{rows(['rung', *directions], body)}\n\n{source(record)}")
+        parts.append(f"{rows(['rung', *directions], body)}\n\n{part_source(record)}")
     return "\n\n".join(parts)
 
 
@@ -113,6 +137,13 @@ def _drawn(record: dict[str, Any]) -> list[dict[str, Any]]:
         if (work["shape"][1:], work["direction"]) == (image, direction):
             return work["rungs"]
     return []
+
+
+def _errors(row: dict[str, Any]) -> list[str]:
+    """The largest and the mean error; a library's is not always looked at."""
+    if row["error"] is None:
+        return ["-", "-"]
+    return [f"{row['error']:.1f}", f"{row['mean_error']:.2f}"]
 
 
 def _column(row: dict[str, Any]) -> str:

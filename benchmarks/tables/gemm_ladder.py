@@ -6,19 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from dlsys.learn.chart import picture
-from tables.gpu import Results, rows, source
+from tables.gpu import Results, part_source, rows
 
 DRAWN = [4096, 4096, 4096]
 CPU_DRAWN = [1024, 1024, 1024]
-
-
-def _source(record: dict[str, Any]) -> str:
-    """The source of a table, with the commits of what the last call did not measure."""
-    told = {
-        each["commit"] for work in record["works"] for each in work.get("measured", {}).values()
-    }
-    older = sorted(told - {record["commit"]})
-    return source(record) + (f"; some precisions of commit {', '.join(older)}" if older else "")
 
 
 def table(results: Results) -> str:
@@ -38,7 +29,7 @@ def _table(record: dict[str, Any], unit: str, scale: float) -> str:
         found = {_column(row): row for row in work["rungs"]}
         cells = [f"{found[one]['tflops'] * scale:.3g}" if one in found else "-" for one in columns]
         body.append([_shape(work), *cells])
-    note = f"{unit}. N and T: operands stored as they are, or transposed. {_source(record)}"
+    note = f"{unit}. N and T: operands stored as they are, or transposed. {part_source(record)}"
     return f"{rows(['m x n x k', *columns], body)}\n\n{note}"
 
 
@@ -61,7 +52,7 @@ def squares(results: Results) -> str:
     ]
     head = ["rung", "ms", "TFLOP/s", "of cuBLAS", "of the limit", "workspace, MiB"]
     head += ["largest error", "mean error"]
-    note = f"Errors relative to the sums of |a b|, in units of 2^-24. {_source(record)}"
+    note = f"Errors relative to the sums of |a b|, in units of 2^-24. {part_source(record)}"
     return f"{rows(head, body)}\n\n{note}"
 
 
@@ -82,7 +73,7 @@ def cpu_squares(results: Results) -> str:
         for row in work["rungs"]
     ]
     head = ["rung", "ms", "GFLOP/s", "of blas", "workspace, MiB", "largest error", "mean error"]
-    note = f"{_shape(work)}, in float32. Errors as above. {_source(record)}"
+    note = f"{_shape(work)}, in float32. Errors as above. {part_source(record)}"
     return f"{rows(head, body)}\n\n{note}"
 
 

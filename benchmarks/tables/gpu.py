@@ -56,6 +56,17 @@ def source(record: dict[str, Any]) -> str:
     )
 
 
+def part_source(record: dict[str, Any]) -> str:
+    """The source of a table whose record is made in parts, with the commits of what the last call
+    did not measure.
+    """
+    told = {
+        each["commit"] for work in record["works"] for each in work.get("measured", {}).values()
+    }
+    older = sorted(told - {record["commit"]})
+    return source(record) + (f"; some precisions of commit {', '.join(older)}" if older else "")
+
+
 def raced(results: Results) -> dict[str, Any]:
     """The record with the race, under that name: race.json where peers took part, else gpu.json."""
     try:
@@ -89,8 +100,10 @@ def race(results: Results) -> str:
     record = raced(results)
     body = []
     for work, text in NAMES.items():
-        for precision in ("fp32", "tf32"):
+        for precision in ("fp32", "tf32", "bf16"):
             found = times(record, work, precision)
+            if not found:
+                continue
             _, best = fastest(record, work, precision)
             ours = [found.get(name) for name in OURS]
             ms = [f"**{each['ms']['median']:.4f}**" if each else "" for each in ours]
@@ -105,7 +118,7 @@ def race(results: Results) -> str:
         *("training step, ms", "dlsys", "dlsys tuned", *PEERS),
         *("of the best peer", "tuned, of the best peer", "host, µs a `run`"),
     ]
-    rounds = found["dlsys run_many"]["ms"]["n"]
+    rounds = next(each["ms"]["n"] for each in record["race"]["times"] if "ms" in each)
     versions = [f"{name} {text}" for name, text in record["race"]["versions"].items()]
     took_part = ", ".join(versions) or "No peer took part"
     picture = "![training steps](race.svg)\n\n" if versions else ""
@@ -187,6 +200,22 @@ def beside(one: dict[str, Any], named: Sequence[dict[str, Any]]) -> float:
     model = min(alike, key=lambda each: abs(math.log(each["floor_ms"] / one["floor_ms"])))
     distance, usual = (each["ms"]["median"] / each["floor_ms"] for each in (one, model))
     return distance / usual
+
+
+def small_mlps(results: Results) -> str:
+    """The perceptrons of tiny-cuda-nn's benchmarks."""
+    record = results.read("small_mlp")
+    body = [
+        [
+            f"{work['network']}, {work['precision']}",
+            f"{work['ms']['median']:.4f}",
+            f"{work['operations'] / 1e9:.2f}",
+            f"{work['tflops']:.1f}",
+        ]
+        for work in record["works"]
+    ]
+    head = ["training step", "ms", "GFLOP", "TFLOP/s"]
+    return f"{rows(head, body)}\n\n{source(record)}"
 
 
 def kernels(results: Results) -> str:

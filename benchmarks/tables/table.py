@@ -17,6 +17,7 @@ from typing import Any
 from tables import (
     attention_ladder,
     conv_ladder,
+    counters,
     cudnn_layers,
     eager,
     gemm_ladder,
@@ -129,17 +130,21 @@ def gpu_record(results: Results) -> str:
     record = results.read("gpu_record")
     parts = record["parts"]
     body = [[name, _counts(part)] for name, part in parts.items() if "passed" in part]
+    failures = [text for part in parts.values() for text in part.get("failures", ())]
+    body += [["failed", text.partition(" (")[0]] for text in failures]
     body += _mnist_rows(parts.get("mnist", {}))
     for tool, result in parts.get("sanitizers", {}).get("tools", {}).items():
         tests = f", {result['tests']} tests" if result.get("tests") else ""
         body.append([f"compute-sanitizer {tool}{tests}", result["outcome"]])
+    commits = ", ".join(f"{name} {x['commit']}" for name, x in parts.items() if "commit" in x)
     machine = record["machine"]
     facts = [f"driver {machine.get('driver')}", f"library {machine.get('library')}"]
     note = (
         f"{machine.get('gpu')}, {', '.join(facts)}; {record['date']}, commit {record['commit']}; "
         f"`{record['command']}`"
     )
-    return f"{rows(['proof', 'result'], body)}\n\n{note}"
+    told = [note, f"Commits of the parts: {commits}." if commits else "", record.get("note", "")]
+    return "\n\n".join([rows(["proof", "result"], body), *filter(None, told)])
 
 
 def _counts(of: dict[str, Any]) -> str:
@@ -237,6 +242,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "gpu drawn": gpu.drawn,
     "gpu kernels": gpu.kernels,
     "gpu limits": gpu.limits,
+    "small mlps": gpu.small_mlps,
     "gpu to99": gpu.to99,
     "gpu overlap": overlap.table,
     "dist bandwidth": scale.bandwidth,
@@ -257,6 +263,9 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "conv rungs": conv_ladder.drawn,
     "conv shapes": conv_ladder.table,
     "conv errors": conv_ladder.errors,
+    "conv networks": conv_ladder.networks,
+    "gemm counters": counters.gemm,
+    "conv counters": counters.conv,
     "cudnn layers": cudnn_layers.table,
     "figures": figures,
     "attacks": reliability.attacks,

@@ -4,7 +4,8 @@ pooling or batch normalization that users name by `algo=` or by a setting.
 An algorithm of a kernel is called by its rung alone, where the rung's own heuristic picks tiles and
 splits, or by its rung and a variant, as in "warp 128x64 by 2". The rungs of a device are the first
 words of its kernel's algorithms, so that a rung is added in the native library alone; the lists
-below are the words that users may say, of all devices together.
+below are the words that users may say, of all devices together. Of variants only those are among
+them that differ in more than speed, as Winograd's tiles do in what rounding costs.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Ladder(NamedTuple):
         numpy: those of the numpy forms, the usual one last.
         outdone: those that another one outdoes for every shape, which are not measured.
         composed: those of every device that are compositions of other operators.
+        variants: those of rungs, on every device that has the rung, which users may name too, for
+            they differ by more than speed.
         kernel: where the rungs are operators of their own, a kernel of theirs: a device that has it
             has all of them.
     """
@@ -47,12 +50,13 @@ class Ladder(NamedTuple):
     numpy: tuple[str, ...]
     outdone: tuple[str, ...] = ()
     composed: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
     kernel: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:
         """All that `algo` may be."""
-        return (AUTO, *self.rungs)
+        return (AUTO, *self.rungs, *self.variants)
 
 
 GEMM = Ladder(
@@ -67,6 +71,7 @@ CONV = Ladder(
     ("naive", "im2col", "winograd", "fft", "implicit", "depthwise", "cudnn"),
     numpy=("naive", "fft", "winograd", "implicit", "im2col"),
     outdone=("naive", "im2col"),
+    variants=("winograd 2x2", "winograd 4x4"),
 )
 ATTENTION = Ladder(
     "attention", ("naive", "tiled", "flash"), numpy=("naive", "tiled"), composed=("naive",)

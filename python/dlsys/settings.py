@@ -62,9 +62,11 @@ import os
 import warnings
 
 from .errors import SettingError
-from .rungs import ACTIVATION, ATTENTION, AUTO, BATCH_NORM, CONV, GEMM, POOL
+from .rungs import ACTIVATION, ATTENTION, BATCH_NORM, CONV, GEMM, POOL
 
 _MOST = 1024  # threads, streams
+CONV_WORKSPACE = 1024  # MiB, as in src/cuda/conv/conv.cu
+_MOST_MIB = 1 << 20
 
 
 # Settings by their names of before, which are read for one release more.
@@ -112,12 +114,13 @@ class Settings:
         self.library = _text("DLSYS_LIBRARY")
         self.threads = _number("DLSYS_THREADS")
         self.blas = _one_of("DLSYS_BLAS", "auto", "own")
-        self.gemm = _one_of("DLSYS_GEMM", AUTO, *GEMM.rungs)
-        self.conv = _one_of("DLSYS_CONV", AUTO, *CONV.rungs)
-        self.attention = _one_of("DLSYS_ATTENTION", AUTO, *ATTENTION.rungs)
-        self.activation = _one_of("DLSYS_ACTIVATION", AUTO, *ACTIVATION.rungs)
-        self.pool = _one_of("DLSYS_POOL", AUTO, *POOL.rungs)
-        self.batch_norm = _one_of("DLSYS_BATCH_NORM", AUTO, *BATCH_NORM.rungs)
+        self.gemm = _one_of("DLSYS_GEMM", *GEMM.words)
+        self.conv = _one_of("DLSYS_CONV", *CONV.words)
+        self.conv_workspace = _number("DLSYS_CONV_WORKSPACE", str(CONV_WORKSPACE), _MOST_MIB)
+        self.attention = _one_of("DLSYS_ATTENTION", *ATTENTION.words)
+        self.activation = _one_of("DLSYS_ACTIVATION", *ACTIVATION.words)
+        self.pool = _one_of("DLSYS_POOL", *POOL.words)
+        self.batch_norm = _one_of("DLSYS_BATCH_NORM", *BATCH_NORM.words)
         self.capture = _one_of("DLSYS_CAPTURE", "1", "0") == "1"
         self.streams = max(1, _number("DLSYS_STREAMS", "4"))
         self.fusion = os.environ.get("DLSYS_FUSION") or "all"

@@ -67,6 +67,8 @@ constexpr int kNumbered = 16;  // barriers of a block
 // Shared memory that kernels declare lies around here, by its 32-bit address.
 constexpr uint32_t kFixedAddress = 0x20000000;
 constexpr auto kPatience = std::chrono::seconds(60);  // for other blocks
+// Between two looks at what other blocks did: the longer they take the fewer.
+constexpr std::chrono::microseconds kShortestPause(20), kLongestPause(640);
 
 thread_local char shared_of_this_thread;  // the others lie at the same distance from it elsewhere
 
@@ -434,14 +436,17 @@ bool Scheduler::RunBlock(const Grid& grid, unsigned block, Cluster* cluster, Clu
   if (cluster) cluster->Enter(rank_, dynamic_, grid.shared_nbytes);
   const Turns turns(grid.threads);
   auto moved = std::chrono::steady_clock::now();
+  auto pause = kShortestPause;
   while (all_.size) {
     if (RunThreads(turns, grid.threads) || RunBackground()) {
       moved = std::chrono::steady_clock::now();
+      pause = kShortestPause;
     } else if (!WaitsForBlocks(grid.threads) ||
                std::chrono::steady_clock::now() - moved > kPatience) {
       break;
     } else if (!clusters->RunBeside()) {
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, kLongestPause);
     }
   }
   RunBackground();

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import unittest
 
+from dlsys.errors import DeviceError
 from dlsys.rungs import CONV, rungs_among
-from dlsys.runtime.device import cpu, unavailable
+from dlsys.runtime.device import cpu, gpu, unavailable
 from dlsys.runtime.library import load
 from support import sample
-from support.devices import slow
+from support.devices import not_emulated, require, slow
 from support.small_digits import ENDING, TEST, Folder
 
 OPTIONS = ("-m", "cnn", "-e", 3, "--batch-size", 20, "--seed", 3)
@@ -45,6 +47,23 @@ class EveryRung(Folder):
 
     def test_on_numpy(self) -> None:
         self.check("numpy", CONV.numpy)
+
+    @not_emulated
+    @require(gpu(0))
+    def test_on_a_gpu(self) -> None:
+        names, there = load().algorithms("cuda", "conv2d"), []
+        for rung in rungs_among(names):
+            with contextlib.suppress(DeviceError):  # its library is not here
+                load().algorithm_source("cuda", "conv2d", names.index(rung) + 1)
+                there.append(rung)
+        self.check("gpu", tuple(there))
+
+    def test_the_option_is_named_in_what_is_refused(self) -> None:
+        told = "--conv-algo cudnn: device numpy has no such rung; use auto, naive, fft"
+        options = "-c", "numpy", "--conv-algo", "cudnn", "--data-dir", self.data
+        self.refused(told, *OPTIONS, *options, status=1)
+        told = "--conv-algo is for what convolves, cnn and resnet; mlp does not: leave it out"
+        self.refused(told, "-m", "mlp", "--conv-algo", "fft", "--data-dir", self.data, status=2)
 
 
 if __name__ == "__main__":

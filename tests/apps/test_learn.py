@@ -69,9 +69,37 @@ class Learn(unittest.TestCase):
             self.assertIn("--shape: ", err)
 
     def test_what_cannot_be_run_is_said(self) -> None:
-        status, _, err = run("gemm", "--device", "cpu", "--precision", "fp31")
-        self.assertEqual(status, 2)
-        self.assertIn("expected one of fp32", err)
+        cases = {
+            ("gemm", "--precision", "fp31"): "expected fp32, tf32, 3xtf32, bf16, fp16 here, got",
+            ("gemm", "--size", "-5"): "--size: expected an integer from 1 on, got -5",
+            ("gemm", "--size", "0"): "--size: expected an integer from 1 on, got 0",
+            ("gemm", "--size", "3000000"): "(?i)unable to allocate|memory",
+            ("gemm", "--shape", "2,4,7,6,3"): "--shape is not of gemm",
+            ("gemm", "--direction", "data"): "--direction is not of gemm",
+            ("conv", "--size", "40"): "--size is not of conv",
+            ("gemm", "--size", "8", "--picture", "/nowhere/a.svg"): "there is no folder /nowhere",
+        }
+        for arguments, told in cases.items():
+            with self.subTest(arguments):
+                status, _, err = run(*arguments, "--device", "cpu")
+                self.assertEqual(status, 2)
+                self.assertRegex(err, told)
+        status, _, err = run("gemm", "--device", "numpy", "--precision", "tf32")
+        self.assertEqual((status, "expected fp32 on numpy" in err), (2, True))
+
+    @require(gpu(0))
+    def test_both_ladders_on_a_gpu(self) -> None:
+        status, out, _ = run("gemm", "--device", "gpu", "--size", "40", "--precision", "fp32,bf16")
+        self.assertEqual(status, 0)
+        for rung in ("naive", "tiled", "register", "warp"):
+            self.assertRegex(out, rf"{rung} \(fp32\) .* error at most \d+\.\d x")
+        self.assertIn("tensor (bf16)", out)
+        for direction in ("forward", "data", "filter"):
+            shape = "--shape", "1,5,6,7,3,1,1"
+            status, out, _ = run("conv", "--device", "gpu", *shape, "--direction", direction)
+            self.assertEqual(status, 0)
+            for rung in ("naive", "im2col", "winograd", "implicit"):
+                self.assertRegex(out, rf"{rung} \(fp32\) .* error at most \d+\.\d x")
 
     @require(gpu(0))
     def test_products_of_16_bits(self) -> None:

@@ -111,7 +111,7 @@ class GpuStreams(unittest.TestCase):
             with mock.patch.multiple(settings, capture=capture, streams=limit):
                 net = Training((20, 16, 12, 10, 4), momentum=0.9)
                 executor = ad.Executor([net.loss, net.train], gpu(0))
-                loss = executor.run_many(fewer(4000) + 1, net.batch(8))[0]
+                loss = executor.run_many(fewer(sample.count(4000, 2000)) + 1, net.batch(8))[0]
                 ends.append([loss.asnumpy(), *net.values()])
         for values in ends[1:]:
             for a, b in zip(values, ends[0], strict=True):

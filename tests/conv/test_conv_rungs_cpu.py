@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import unittest
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
+from dlsys import autodiff as ad
 from dlsys.errors import NotApplicableError
 from dlsys.ndarray import array, empty, launch
 from dlsys.ops.conv.algorithms import ALGORITHMS, Algorithm
 from dlsys.ops.conv.geometry import Windows
-from dlsys.runtime.device import cpu
+from dlsys.rungs import CONV
+from dlsys.runtime.device import Context, cpu, unavailable
 from dlsys.runtime.interface import interface
 from dlsys.runtime.library import load
+from dlsys.settings import settings
 from fusion.conv.test_conv_pool_cpu import threads
 from support.devices import require
 
@@ -215,6 +219,56 @@ class Cpu(unittest.TestCase):
         message = "winograd is for 3 x 3 filters at stride 1 without dilation; use naive, im2col"
         with self.assertRaisesRegex(NotApplicableError, message):
             on_cpu(case, case.operands(), number)
+
+    def test_every_name_in_a_refusal_can_be_said(self) -> None:
+        case = Case(1, 2, 2, (8, 8), (3, 3))
+        with self.assertRaises(NotApplicableError) as caught:
+            on_cpu(case, case.operands(), names().index("depthwise") + 1)
+        said = str(caught.exception).partition(" [")[0].partition("use ")[2].split(", ")
+        self.assertIn("winograd 4x4", said)
+        for name in said:
+            ad.conv2d(ad.Variable("x"), ad.Variable("f"), algo=name)
+
+
+class Tiles(unittest.TestCase):
+    """Winograd's tiles are selected by name, on a node and by the setting."""
+
+    def test_tiles_by_name(self) -> None:
+        rng = np.random.default_rng(3)
+        x, f = ad.Variable("x"), ad.Variable("f")
+        feeds = {x: rng.standard_normal((2, 5, 9, 8)), f: rng.standard_normal((6, 5, 3, 3))}
+        feeds = {node: value.astype(np.float32) for node, value in feeds.items()}
+        for ctx in (None, cpu(0)):
+            if ctx is not None and unavailable(ctx):
+                continue
+            by_node, by_setting = (
+                {name: run(ctx, x, f, feeds, name, on_node) for name in CONV.variants}
+                for on_node in (True, False)
+            )
+            for name in CONV.variants:
+                for one, two in zip(by_node[name], by_setting[name]):
+                    self.assertEqual(one.tobytes(), two.tobytes())
+            pairs = zip(*by_node.values())
+            self.assertTrue(any((one != two).any() for one, two in pairs), ctx)
+
+    def test_one_that_does_not_fit(self) -> None:
+        x, f = ad.Variable("x"), ad.Variable("f")
+        executor = ad.Executor([ad.conv2d(x, f, stride=2, algo="winograd 4x4")])
+        with self.assertRaisesRegex(NotApplicableError, "winograd 4x4 is for 3×3 filters at"):
+            executor.run({x: np.ones((1, 1, 5, 5)), f: np.ones((1, 1, 3, 3))})
+
+
+def run(
+    ctx: Context | None, x: ad.Node, f: ad.Node, feeds: dict, name: str, on_node: bool
+) -> list[np.ndarray]:
+    """A convolution with both gradients by a rung or a variant, named there or by the setting."""
+    with mock.patch.object(settings, "conv", "auto" if on_node else name):
+        y = ad.conv2d(x, f, padding=1, algo=name if on_node else None)
+        executor = ad.Executor([y, *ad.gradients(ad.sum_op(y * y), [x, f])], ctx)
+        results = executor.run(feeds, convert_to_numpy_ret_vals=True)
+    if ctx is not None:
+        assert set(executor.algorithms().values()) == {name}, executor.algorithms()
+    return results
 
 
 class Numpy(unittest.TestCase):

@@ -15,6 +15,7 @@ from dlsys.data import Loader, Split, mnist_sets
 from dlsys.executor.plan.memory import Plan
 from dlsys.runtime.device import Context, cpu, gpu
 from dlsys.settings import settings
+from support import sample
 from support.devices import EMULATED, require, slow
 from support.fusion import fusions, require_fusion, without
 
@@ -188,7 +189,7 @@ class NativeNetworks(Networks):
             self.assertEqual((code.spec.shape, code.spec.dtype), (value.spec.shape, np.uint8))
 
     def test_losses_follow_numpy(self) -> None:
-        for name, steps in (("cnn", 5), ("resnet", 3)):
+        for name, steps in (("cnn", sample.count(5, 3)), ("resnet", sample.count(3, 2))):
             with self.subTest(name=name):
                 expected = numpy_losses(name, steps)
                 self.assertLess(expected[-1], expected[0])

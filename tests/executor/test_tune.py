@@ -7,6 +7,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import unittest
 from collections.abc import Iterator
@@ -198,6 +201,15 @@ class Choosing(Cached):
         TuningCache(self.path).add(environment + "x", {key: Measurement(**found)})
         self.assertEqual(self.chosen(), ())
 
+    def test_what_was_found_under_another_limit_is_not_used(self) -> None:
+        """An algorithm may need more workspace than there may be now."""
+        with self.times(heuristic=10, depthwise=10, implicit=9):
+            self.chosen()
+        self.mode("cached")
+        with mock.patch.object(settings, "conv_workspace", 1):
+            self.assertEqual(self.chosen(), ())
+        self.assertEqual(self.chosen(), ("conv2d by implicit",))
+
     def test_real_times(self) -> None:
         """What is measured is measured, and the file says so."""
         with contextlib.redirect_stderr(io.StringIO()):
@@ -224,6 +236,48 @@ class Choosing(Cached):
         nodes[-1].attrs["precision"] = "tf32"
         self.assertEqual(len(set(map(tune.key_of, nodes))), len(nodes))
         self.assertEqual(tune.key_of(nodes[0]), tune.key_of(ad.conv2d(x, f)))
+
+
+TUNING = """
+import numpy as np
+from dlsys import autodiff as ad, ndarray
+x, f = ad.Variable("x"), ad.Variable("f")
+y = ad.conv2d(x, f, padding=1)
+executor = ad.Executor([y, *ad.gradients(ad.sum_op(y * y), [x, f])], ndarray.cpu(0))
+executor.run({x: np.ones((2, 8, 9, 8), np.float32), f: np.ones((8, 8, 3, 3), np.float32)})
+print(sorted(executor.algorithms().items()))
+"""
+
+
+@slow
+@require(cpu(0))
+class Processes(Cached):
+    def process(self, mode: str) -> subprocess.Popen:
+        """A process that runs a convolution and its gradients, and prints their algorithms."""
+        folders = os.pathsep.join(path for path in sys.path if path)
+        settings = {"DLSYS_TUNE": mode, "DLSYS_TUNE_CACHE": str(self.path), "PYTHONPATH": folders}
+        return subprocess.Popen(
+            [sys.executable, "-c", TUNING],
+            env={**os.environ, **settings},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def test_two_tune_at_once(self) -> None:
+        """Both run, what they found is kept once, and a third process takes it."""
+        both = [self.process("full") for _ in range(2)]
+        for process in both:
+            _, told = process.communicate(timeout=120)
+            self.assertEqual(process.returncode, 0, told)
+            self.assertNotIn("Warning", told)
+        (measured,) = json.loads(self.path.read_text())["measurements"].values()
+        self.assertEqual(len(measured), 3)
+        third = self.process("cached")
+        out, told = third.communicate(timeout=120)
+        self.assertEqual((third.returncode, told), (0, ""))
+        kept = sorted((key, found["algorithm"]) for key, found in measured.items())
+        self.assertEqual(out.strip(), str(kept))
 
 
 class Data(unittest.TestCase):

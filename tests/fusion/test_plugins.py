@@ -24,7 +24,7 @@ from dlsys.runtime.device import Context
 from dlsys.runtime.library import load
 from dlsys.runtime.target import NUMPY, target_of
 from support import sample
-from support.devices import on_native_devices, require, slow
+from support.devices import EMULATED, on_native_devices, require, slow
 from support.fusion import CPU, GPU, fusions, lacking, named, without
 
 PACKAGE = Path(dlsys.__file__).parent
@@ -149,7 +149,8 @@ class Values:
     def test_losses_do_not_depend_on_fusions(self) -> None:
         for build in NETWORKS:
             expected = losses(build, None)
-            for setting in ("all", "off", *(f"-{name}" for name in NAMES), *NAMES):
+            settings = ["all", "off", *(f"-{name}" for name in NAMES), *NAMES]
+            for setting in sample.of(settings, len(NAMES)) if EMULATED else settings:
                 with self.subTest(build.__name__, fusion=setting), fusions(setting):
                     np.testing.assert_allclose(losses(build, self.ctx), expected, rtol=2e-4)
 
@@ -189,16 +190,17 @@ class Values:
     def test_a_target_without_the_kernels_of_a_fusion(self) -> None:
         target = target_of(self.ctx)
         self.on_host: set[str] = set()
+        served = [one for one in FUSIONS if one.needs and all(map(target.has, one.needs))]
+        tried = sample.of(served, len(served) // 2) if EMULATED else served
         with fusions("all"):
             for self.build in NETWORKS:
                 expected = losses(self.build, None)
-                for fusion in FUSIONS:
-                    if fusion.needs and all(map(target.has, fusion.needs)):
-                        with self.subTest(self.build.__name__, fusion=fusion.name):
-                            self.check_lacking(fusion, expected)
-        # Of nodes and of bodies.
-        expected_here = {"matmul", "max_pool2d", "conv2d_pool", "matmul_bias", "pointwise"}
-        self.assertLessEqual(expected_here, self.on_host)
+                for fusion in tried:
+                    with self.subTest(self.build.__name__, fusion=fusion.name):
+                        self.check_lacking(fusion, expected)
+        if tried == served:  # of nodes and of bodies
+            expected_here = {"matmul", "max_pool2d", "conv2d_pool", "matmul_bias", "pointwise"}
+            self.assertLessEqual(expected_here, self.on_host)
 
     def test_the_graph_as_text_names_the_passes(self) -> None:
         script = f"from fusion.test_plugins import *; losses(mlp, ndarray.{self.ctx})"

@@ -9,6 +9,7 @@ import tempfile
 import unittest
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from dlsys.runtime.device import cpu
@@ -47,7 +48,7 @@ class Benchmark(unittest.TestCase):
 
     def test_rungs_are_measured_and_shown(self) -> None:
         told = self.run_it()
-        self.assertRegex(told, r"small fp32: auto takes \d+\.\d\d of the fastest")
+        self.assertRegex(told, r"small forward fp32: auto takes \d+\.\d\d of the fastest")
         results = Results(self.folder)
         works = results.read("conv_cpu")["works"]
         self.assertEqual(len(works), 2 * 3)
@@ -76,8 +77,50 @@ class Benchmark(unittest.TestCase):
         told = conv_ladder.draw(Results(self.folder), self.folder / "conv.svg")
         self.assertIn("left as it is", told)
 
+    def test_parts_make_a_whole(self) -> None:
+        self.assertEqual(self.run_it("--missing").count("small: "), 6)
+        works = Results(self.folder).read("conv_cpu")["works"]
+        self.assertNotIn("small: ", self.run_it("--missing"))
+        self.assertEqual(Results(self.folder).read("conv_cpu")["works"], works)
+        more = {**SHAPES, "other": [(1, 2, 4, 2, 1)]}
+        with mock.patch.object(conv, "SHAPES", more):
+            self.run_it("--nets", "other")
+        found = Results(self.folder).read("conv_cpu")["works"]
+        self.assertEqual(found[: len(works)], works)
+        self.assertEqual({work["net"] for work in found[len(works) :]}, {"other"})
+        self.assertEqual(set(found[-1]["measured"]), {"fp32"})
+
+    def test_sums_are_those_of_what_a_network_computes(self) -> None:
+        def work(direction: str, c: int, **ms: float) -> dict[str, Any]:
+            rows = [
+                {"algorithm": name.replace("_", " "), "precision": "tf32", "ms": each}
+                for name, each in ms.items()
+            ]
+            shape = [2, c, 7, 8, 3, 1, 1, 1]
+            return {"net": "small", "shape": shape, "direction": direction, "rungs": rows}
+
+        sums = conv.sums_of(
+            [
+                work("forward", 3, auto=3.0, implicit=2.0, cudnn=2.5, implicit_wgmma=1.0),
+                work("forward", 64, auto=4.0, implicit=5.0, cudnn=4.0, implicit_gemm=3.0),
+                work("data", 3, auto=100.0, implicit=1.0, cudnn=1.0),
+                work("data", 64, auto=2.0, implicit=2.0),
+            ]
+        )
+        forward = sums["small", "forward", "tf32"]
+        self.assertEqual(forward[:5], (2, 7.0, 6.0, 4.0, 6.5))
+        self.assertEqual(forward.worst[0], 1.5)
+        self.assertIn("3 x 7", forward.worst[1])
+        self.assertEqual(sums["small", "data", "tf32"][:5], (1, 2.0, 2.0, 2.0, None))
+
+    def test_names_that_are_none(self) -> None:
+        for option in ("--nets", "--precisions"):
+            with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as told:
+                self.run_it(option, "nope")
+            self.assertIn(f"argument {option}: invalid choice: 'nope'", told.getvalue())
+
     def test_what_is_left_out_is_told(self) -> None:
-        self.assertEqual(self.run_it("--seconds", "-1").count("left out for want of time"), 2)
+        self.assertEqual(self.run_it("--seconds", "-1").count("left out for want of time"), 6)
 
 
 if __name__ == "__main__":

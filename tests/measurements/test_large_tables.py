@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import sys
 import tempfile
 import unittest
@@ -10,6 +13,8 @@ from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from shared import measure
+from speed import large as benchmark
 from tables import large
 
 
@@ -47,6 +52,14 @@ class Tables(unittest.TestCase):
         self.assertIn("28.0 ms a step, PyTorch compiled and captured 36.0", said)
         self.assertIn("16.0 ms a step, PyTorch compiled and captured 19.0", said)
 
+    def test_measured_algorithms_stand_behind_the_heuristics(self) -> None:
+        sides = ["PyTorch 2.11", "dlsys tuned before", "dlsys", "dlsys tuned"]
+        self.record["steps"] = [step("gpt2", "bf16", side, 1.0) for side in sides]
+        with mock.patch.object(large, "source", lambda record: "a source"):
+            lines = large.steps(self.results).splitlines()[2:6]
+        found = [line.split("|")[1].partition(": ")[2].strip() for line in lines]
+        self.assertEqual(found, ["dlsys", "dlsys tuned", "dlsys tuned before", "PyTorch 2.11"])
+
     def test_floors_and_earlier_commits(self) -> None:
         text = large.kernels(self.results)
         self.assertIn("bf16, of commit abc:", text)
@@ -66,6 +79,31 @@ class Tables(unittest.TestCase):
             missing = mock.Mock(read=mock.Mock(side_effect=FileNotFoundError("large.json")))
             self.assertIn("left as it is", large.draw(missing, path))
             self.assertEqual(path.read_text(), drawn)
+
+
+class Record(unittest.TestCase):
+    def run_it(self, folder: Path, lines: list[dict[str, Any]], *options: str) -> Any:
+        """The status of a call whose sides print these lines, and the record after it."""
+        argv = ["large", "--out", str(folder), "--commit", "0123", "--works", "gpt2", *options]
+        with (
+            mock.patch.object(sys, "argv", argv),
+            mock.patch.object(measure, "machine", return_value={"gpu": "NVIDIA H200"}),
+            mock.patch.object(benchmark, "sides", return_value=lines),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            status = benchmark.main()
+        return status, json.loads((folder / "large.json").read_text())["steps"]
+
+    def test_a_side_that_fails_leaves_what_was_there(self) -> None:
+        ours, theirs = step("gpt2", "bf16", "dlsys", 28.0), step("gpt2", "bf16", "PyTorch", 36.0)
+        with tempfile.TemporaryDirectory() as folder:
+            status, steps = self.run_it(Path(folder), [ours, theirs], "--precisions", "bf16")
+            self.assertEqual((status, len(steps)), (0, 2))
+            again = [{**ours, "ms": 27.0}, {"error": "large_torch ended with status 1"}]
+            status, steps = self.run_it(Path(folder), again, "--precisions", "bf16")
+            self.assertEqual(status, 1)
+            self.assertEqual({x["side"]: x["ms"] for x in steps}, {"dlsys": 27.0, "PyTorch": 36.0})
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys import gpu_op, ndarray
-from dlsys.errors import ShapeError
+from dlsys.errors import NotApplicableError, ShapeError
 from dlsys.ops.conv import convolution, pooling
 from dlsys.ops.norm import batch_norm
 from dlsys.runtime.device import Context
+from dlsys.settings import settings
 from support.devices import on_native_devices
 
 RNG = np.random.default_rng(0)
@@ -57,6 +59,28 @@ class Network:
             gpu_op.conv2d_gradient_of_filter(x_, dy_, df_, padding, stride)
             for array, expected in ((y_, y), (dx_, dx), (df_, df)):
                 self.close(array, expected)
+
+    def test_convolution_by_a_rung(self) -> None:
+        x, f, dy = floats(2, 3, 7, 6), floats(4, 3, 3, 3), floats(2, 4, 7, 6)
+        wanted = graph(lambda x, f: convolution.conv2d_op(x, f, 1, 1), x, f, dy)
+        x_, f_, dy_ = self.put(x, f, dy)
+        calls = {
+            gpu_op.conv2d: (x_, f_),
+            gpu_op.conv2d_gradient_of_data: (f_, dy_),
+            gpu_op.conv2d_gradient_of_filter: (x_, dy_),
+        }
+        for rung in ("naive", "im2col", "winograd 4x4", "implicit", "auto", ""):
+            for (call, given), expected in zip(calls.items(), wanted):
+                with self.subTest(rung=rung, call=call.__name__):
+                    result = self.room(*expected.shape)
+                    call(*given, result, 1, 1, algo=rung)
+                    self.close(result, expected)
+        for rung, told in (("tiled", "no rung 'tiled' on"), ("depthwise", "depthwise")):
+            with self.subTest(rung=rung), self.assertRaisesRegex(NotApplicableError, told):
+                gpu_op.conv2d(x_, f_, self.room(*dy.shape), 1, 1, algo=rung)
+        with mock.patch.object(settings, "conv", "tiled"):
+            with self.assertRaisesRegex(NotApplicableError, "no rung 'tiled'.*use auto, naive"):
+                gpu_op.conv2d(x_, f_, self.room(*dy.shape), 1, 1)
 
     def test_pooling(self) -> None:
         for padding, stride in ((0, 1), (1, 2), ((0, 1), (2, 1))):

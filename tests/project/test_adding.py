@@ -21,7 +21,7 @@ COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 SQUARE = (
     (
         "python/dlsys/ops/elementwise.py",
-        "relu_op = ",
+        "relu_op: ",
         'square_op = Elementwise("square", np.square, lambda x, y, dy: 2 * x * dy)\n',
     ),
     ("python/dlsys/ops/elementwise.py", '    "abs_op", ', '    "square_op",\n'),

@@ -10,7 +10,7 @@ the sums of one operand over K, the gradients of weights and bias.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -88,12 +88,11 @@ def fuse(fetches: Sequence[Node], options: Options) -> list[Node]:
 
 def _epilogues(graph: Graph, target: Target) -> dict[Node, Node]:
     kernels = ("matmul_bias", "matmul_map", "matmul_gradient")
-    replaced: dict[Node, Node] = {}
-    slopes: dict[Node, Node] = {}  # by the gradients that are products with them
+    found = _Epilogues(graph, target)
     for node in graph.order:
         if _is_open(node, target, kernels):
-            replaced |= _with_epilogue(graph, node, target, replaced, slopes)
-    return replaced
+            found.visit(node)
+    return found.replaced
 
 
 def _is_open(node: Node, target: Target, kernels: Sequence[str]) -> bool:
@@ -127,56 +126,113 @@ def _operand_sums(graph: Graph, target: Target) -> dict[Node, Node]:
     return replaced
 
 
-def _with_epilogue(
-    graph: Graph,
-    product: Node,
-    target: Target,
-    replaced: dict[Node, Node],
-    slopes: dict[Node, Node],
-) -> dict[Node, Node]:
-    """The last node of what follows a product, or an activation's input and that, and what takes
-    their places. Where a gradient has been replaced by a product with a derivative, that is it.
+class _Tail(NamedTuple):
+    """What follows a product, up to `last`, of which `value` may be a view."""
+
+    last: Node
+    value: Node
+    bias: Node | None = None
+    activation: str = ""
+    side: Node | None = None  # whose product with the activation's gradient this is
+
+
+class _Epilogues:
+    """The products of a graph that take what follows them.
+
+    Attributes:
+        replaced: what takes the place of a node.
+    """
+
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self._graph, self._target = graph, target
+        self.replaced: dict[Node, Node] = {}
+        # The quantized derivatives of gradients that are replaced by products with them.
+        self._slopes: dict[Node, Node] = {}
+
+    def visit(self, product: Node) -> None:
+        """Replaces what follows a product; a layer's backward comes after its forward."""
+        tail = _tail_of(self._graph, product)
+        last = tail.last
+        if last is product:
+            return
+        if last in self._slopes:
+            tail = tail._replace(side=self._slopes[last], last=self.replaced[last])
+            self.replaced[last] = shaped(_fused(product, tail, "mul_quantized"), last)
+            return
+        if tail.bias is not None and not tail.activation and self._takes_both(product, tail):
+            return
+        with attributed_to(last):
+            gradient = "" if tail.side is None else last.op.kernel or ""
+            self.replaced[last] = shaped(_fused(product, tail, gradient), last)
+
+    def _takes_both(self, product: Node, tail: _Tail) -> bool:
+        """True where an activation's input, which others read too, and the activation are values of
+        one product, or the activation's derivative and that, where backward reads the input alone.
+        """
+        if not _is_open(product, self._target, ("matmul_bias_both",)):
+            return False
+        users = self._graph.users[tail.value]
+        applied = next((user for user in users if _activates(user, tail.value)), None)
+        if applied is None:
+            return False
+        gradients = _gradients_of(self._graph, tail.value, applied)
+        if gradients and _is_open(product, self._target, ("matmul_bias_slope",)):
+            self._replace_by_slope(product, tail, applied, gradients)
+        else:
+            self.replaced |= _with_both(product, tail, applied)
+        return True
+
+    def _replace_by_slope(
+        self, product: Node, tail: _Tail, applied: Node, gradients: Sequence[Node]
+    ) -> None:
+        """An activation's derivative, with which its gradients are products, and the activation."""
+        shape = product.spec.shape
+        with attributed_to(tail.last):
+            x = in_shape(tail.last, shape)
+            slope = quantized_slope(gradients[0].op(x, oneslike_op(x)))
+            body = close(_inputs(product, tail.bias), (slope, in_shape(applied, shape)))
+            attrs = _flags(product) | {"activation": applied.op.kernel}
+            made = matmul_bias_slope_op(*product.inputs, tail.bias, body=body, **attrs)
+            made.stand_for(applied)
+            self.replaced[applied] = shaped(value_of(made, 1, applied), applied)
+        for node in gradients:
+            with attributed_to(node):
+                self._slopes[node] = in_shape(value_of(made, 0), node.spec.shape)
+                self.replaced[node] = times_quantized(self._slopes[node], node.inputs[1])
+                self.replaced[node].stand_for(node)
+
+
+def _tail_of(graph: Graph, product: Node) -> _Tail:
+    """The longest chain behind a product that an epilogue has: a bias and an activation, any of the
+    two, or an activation's gradient. Its values may be views that reshape the product's rows.
     """
     columns = product.spec.shape[1]
-    last, value = product, product  # `value` may be a view that reshapes `last`
-    bias = side = None
-    activation = ""
-    while (user := graph.only_user(value)) is not None:
+    tail = _Tail(product, product)
+    while (user := graph.only_user(tail.value)) is not None:
         if user.op is reshape_op and user.spec.shape[-1:] == (columns,):
-            value = user
+            tail = tail._replace(value=user)
             continue
-        if activation or side is not None or user.spec[:2] != value.spec[:2]:
+        value = tail.value
+        if tail.activation or tail.side is not None or user.spec[:2] != value.spec[:2]:
             break
         other = user.inputs[-1] if user.inputs[0] is value else user.inputs[0]
-        if user.op is add_op and bias is None and _is_row(other, columns):
-            bias = other
+        if user.op is add_op and tail.bias is None and _is_row(other, columns):
+            tail = tail._replace(bias=other)
         elif _activates(user, value):
-            activation = user.op.kernel or ""
-        elif user.op.kernel in GRADIENTS and user.inputs[1] is value and bias is None:
-            if other.spec.shape != user.spec.shape:
-                break
-            side = other
-            if user in slopes:
-                fused = _fused_product(
-                    product, bias, slopes[user], "", replaced[user], "mul_quantized"
-                )
-                return {user: shaped(fused, user)}
+            tail = tail._replace(activation=user.op.kernel or "")
+        elif (
+            _is_gradient(user, value) and tail.bias is None and other.spec.shape == user.spec.shape
+        ):
+            tail = tail._replace(side=other)
         else:
             break
-        last = value = user
-    if last is product:
-        return {}
-    if bias is not None and not activation and _is_open(product, target, ("matmul_bias_both",)):
-        applied = next((x for x in graph.users[value] if _activates(x, value)), None)
-        if applied is not None:
-            gradients = _gradients_of(graph, value, applied)
-            if gradients and _is_open(product, target, ("matmul_bias_slope",)):
-                return _with_slope(product, bias, last, applied, gradients, slopes)
-            return _with_both(product, bias, last, applied)
-    with attributed_to(last):
-        gradient = "" if side is None else last.op.kernel or ""
-        fused = _fused_product(product, bias, side, activation, last, gradient)
-        return {last: shaped(fused, last)}
+        tail = tail._replace(last=user, value=user)
+    return tail
+
+
+def _is_gradient(node: Node, dy: Node) -> bool:
+    """True for the gradient of an activation, of dy."""
+    return node.op.kernel in GRADIENTS and node.inputs[1] is dy
 
 
 def _activates(node: Node, x: Node) -> bool:
@@ -184,14 +240,14 @@ def _activates(node: Node, x: Node) -> bool:
     return node.op.kernel in ACTIVATIONS and len(node.inputs) == 1 and node.spec[:2] == x.spec[:2]
 
 
-def _with_both(product: Node, bias: Node, last: Node, applied: Node) -> dict[Node, Node]:
+def _with_both(product: Node, tail: _Tail, applied: Node) -> dict[Node, Node]:
     """An activation's input, which others read too, and the activation, by one product."""
-    shape = product.spec.shape
+    last, shape = tail.last, product.spec.shape
     with attributed_to(last):
         outputs = in_shape(last, shape), in_shape(applied, shape)
-        body = close([*product.inputs, bias], outputs)
+        body = close(_inputs(product, tail.bias), outputs)
         attrs = _flags(product) | {"activation": applied.op.kernel}
-        made = matmul_bias_both_op(*product.inputs, bias, body=body, **attrs)
+        made = matmul_bias_both_op(*product.inputs, tail.bias, body=body, **attrs)
         made.stand_for(last)
         values = {last: value_of(made, 0, last), applied: value_of(made, 1, applied)}
         return {node: shaped(value, node) for node, value in values.items()}
@@ -209,54 +265,20 @@ def _gradients_of(graph: Graph, x: Node, applied: Node) -> list[Node]:
     return found if alone and of_input else []
 
 
-def _with_slope(
-    product: Node,
-    bias: Node,
-    last: Node,
-    applied: Node,
-    gradients: Sequence[Node],
-    slopes: dict[Node, Node],
-) -> dict[Node, Node]:
-    """An activation's derivative, with which its gradients are products, and the activation; tells
-    the gradients' slopes.
-    """
-    shape = product.spec.shape
-    with attributed_to(last):
-        x = in_shape(last, shape)
-        slope = quantized_slope(gradients[0].op(x, oneslike_op(x)))
-        body = close([*product.inputs, bias], (slope, in_shape(applied, shape)))
-        attrs = _flags(product) | {"activation": applied.op.kernel}
-        made = matmul_bias_slope_op(*product.inputs, bias, body=body, **attrs)
-        made.stand_for(applied)
-        replaced = {applied: shaped(value_of(made, 1, applied), applied)}
-    for node in gradients:
-        with attributed_to(node):
-            slopes[node] = in_shape(value_of(made, 0), node.spec.shape)
-            replaced[node] = times_quantized(slopes[node], node.inputs[1])
-            replaced[node].stand_for(node)
-    return replaced
-
-
-def _fused_product(
-    product: Node,
-    bias: Node | None,
-    side: Node | None,
-    activation: str,
-    last: Node,
-    gradient: str,
-) -> Node:
+def _fused(product: Node, tail: _Tail, gradient: str) -> Node:
+    """The product with its epilogue; `gradient` is its kernel where the tail has a side."""
+    bias, side, last = tail.bias, tail.side, tail.last
     flags = _flags(product)
     if side is not None:
         flat = in_shape(side, product.spec.shape)
         body = _body(product, flat, last, {side: flat} if flat is not side else {})
         fused = matmul_gradient_op(*product.inputs, flat, body=body, gradient=gradient, **flags)
     elif bias is not None:
-        body = _body(product, bias, last)
-        fused = matmul_bias_op(*product.inputs, bias, body=body, activation=activation, **flags)
+        flags["activation"] = tail.activation
+        fused = matmul_bias_op(*product.inputs, bias, body=_body(product, bias, last), **flags)
     else:
-        fused = matmul_map_op(
-            *product.inputs, body=_body(product, None, last), activation=activation, **flags
-        )
+        flags["activation"] = tail.activation
+        fused = matmul_map_op(*product.inputs, body=_body(product, None, last), **flags)
     fused.stand_for(last)
     return fused
 
@@ -269,8 +291,11 @@ def _flags(product: Node) -> dict[str, Any]:
 def _body(
     product: Node, third: Node | None, last: Node, aliases: dict[Node, Node] | None = None
 ) -> Body:
-    inputs = [*product.inputs] if third is None else [*product.inputs, third]
-    return close(inputs, [in_shape(last, product.spec.shape)], aliases)
+    return close(_inputs(product, third), [in_shape(last, product.spec.shape)], aliases)
+
+
+def _inputs(product: Node, third: Node | None) -> list[Node]:
+    return [*product.inputs] if third is None else [*product.inputs, third]
 
 
 def _with_sums(product: Node, total: Node, operand: Node, of_A: bool) -> Node:

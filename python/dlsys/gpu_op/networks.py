@@ -30,7 +30,15 @@ from ..ops.norm.batch_norm import (
 from ..ops.optim.apply import options_of
 from ..ops.optim.rules import RULES
 from ..ops.pad import constant_pad_op
-from .checks import check_arrays, check_separate, check_shape, checked, elementwise
+from ..rungs import CONV
+from .checks import (
+    algorithm_of_rung,
+    check_arrays,
+    check_separate,
+    check_shape,
+    checked,
+    elementwise,
+)
 
 __all__ = [
     "adam_update", "average_pooling2d", "average_pooling2d_gradient", "batch_normalization",
@@ -45,26 +53,46 @@ Pair = tuple[int, int]
 # ---- convolution ----
 
 
-def conv2d(x: NDArray, f: NDArray, out: NDArray, padding: Any = 0, stride: Any = 1) -> None:
-    """out (N, O, oH, oW) = x (N, C, H, W) convolved with f (O, C, kH, kW)."""
+def conv2d(
+    x: NDArray, f: NDArray, out: NDArray, padding: Any = 0, stride: Any = 1, algo: str = ""
+) -> None:
+    """out (N, O, oH, oW) = x (N, C, H, W) convolved with f (O, C, kH, kW).
+
+    `algo` names a rung of the ladder (docs/learn/conv.md), of the gradients too; "auto" leaves it
+    to the heuristic and "" to DLSYS_CONV. NotApplicableError, which lists those that there are, for
+    one that the device lacks or that cannot serve the convolution.
+    """
     scalars = checked(convolution_op, (x, f), out, padding=padding, stride=stride)
-    launch("conv2d", x.ctx, x, f, out, *scalars)
+    _convolve("conv2d", (x, f, out), scalars, algo)
 
 
 def conv2d_gradient_of_data(
-    f: NDArray, dy: NDArray, dx: NDArray, padding: Any = 0, stride: Any = 1
+    f: NDArray, dy: NDArray, dx: NDArray, padding: Any = 0, stride: Any = 1, algo: str = ""
 ) -> None:
-    """dx (N, C, H, W) of conv2d from its filter and the gradient dy of its output."""
+    """dx (N, C, H, W) of conv2d from its filter and the gradient dy of its output. `algo` is as of
+    `conv2d`.
+    """
     scalars = checked(data_gradient_like_op, (f, dy, dx), dx, padding=padding, stride=stride)
-    launch("conv2d_data_gradient", dx.ctx, f, dy, dx, *scalars)
+    _convolve("conv2d_data_gradient", (f, dy, dx), scalars, algo)
 
 
 def conv2d_gradient_of_filter(
-    x: NDArray, dy: NDArray, df: NDArray, padding: Any = 0, stride: Any = 1
+    x: NDArray, dy: NDArray, df: NDArray, padding: Any = 0, stride: Any = 1, algo: str = ""
 ) -> None:
-    """df (O, C, kH, kW) of conv2d from its data and the gradient dy of its output."""
+    """df (O, C, kH, kW) of conv2d from its data and the gradient dy of its output. `algo` is as of
+    `conv2d`.
+    """
     scalars = checked(filter_gradient_like_op, (x, dy, df), df, padding=padding, stride=stride)
-    launch("conv2d_filter_gradient", df.ctx, x, dy, df, *scalars)
+    _convolve("conv2d_filter_gradient", (x, dy, df), scalars, algo)
+
+
+def _convolve(
+    kernel: str, arrays: tuple[NDArray, ...], scalars: tuple[Any, ...], algo: str
+) -> None:
+    """Runs a kernel of convolution by a rung; its plain arguments are those of an operator."""
+    (windows, groups, _, precision), ctx = scalars, arrays[0].ctx
+    number = algorithm_of_rung(kernel, ctx, CONV, algo)
+    launch(kernel, ctx, *arrays, windows, groups, number, precision)
 
 
 # ---- pooling ----

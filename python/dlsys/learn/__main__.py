@@ -12,11 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import DlsysError, ShapeError
-from ..passes.precision import check_precision
+from ..ops.matmul import PRECISIONS
 from ..runtime.device import Context, best_context, cpu, device_name, emulated, gpu
 from . import conv, gemm
 from .chart import bars, picture
 from .gemm import Figures, limit_of
+
+_PRECISIONS = (*PRECISIONS, *gemm.NARROW)
 
 # What takes seconds: rows, columns and K of a product; a convolution's shape.
 _SIZES = {"numpy": 512, "cpu": 512, "gpu": 4096, "emulated": 96}
@@ -36,32 +38,48 @@ def main() -> int:
     about = "gemm: the matrix product; conv: convolution"
     parser.add_argument("ladder", choices=["gemm", "conv"], help=about)
     parser.add_argument("--device", choices=["gpu", "cpu", "numpy"], help="default: the best")
-    parser.add_argument("--size", type=int, help="rows, columns and K of the product")
+    parser.add_argument("--size", type=int, help="gemm: rows, columns and K of the product")
     fields = ",".join(conv.Shape._fields)
-    parser.add_argument("--shape", help=f"the convolution's {fields}; the last three may be absent")
-    directions = f"{', '.join(conv.DIRECTIONS)}: y, or the gradient of x or of the filters"
-    parser.add_argument("--direction", choices=conv.DIRECTIONS, default="forward", help=directions)
+    about = f"conv: the convolution's {fields}; the last three may be absent"
+    parser.add_argument("--shape", help=about)
+    about = f"conv: {', '.join(conv.DIRECTIONS)}: y, or the gradient of x or of the filters"
+    parser.add_argument("--direction", choices=conv.DIRECTIONS, help=about)
     parser.add_argument(
         "--precision",
         default="fp32",
-        help="one or more of fp32, 3xtf32, tf32, bf16, fp16",
+        help=f"one or more of {', '.join(_PRECISIONS)}; fp32 alone on numpy",
     )
     parser.add_argument("--picture", type=Path, help="an SVG file to draw into")
     options = parser.parse_args()
     try:
         _run(options)
-    except DlsysError as error:
+    except (DlsysError, MemoryError, OSError) as error:
         print(f"dlsys.learn: {error}", file=sys.stderr)
         return 2
     return 0
 
 
+def _check(options: argparse.Namespace, ctx: Context | None) -> None:
+    """Refuses what is of the other ladder, or no size, precision or folder."""
+    others = {"gemm": ("shape", "direction"), "conv": ("size",)}[options.ladder]
+    for name in others:
+        if getattr(options, name) is not None:
+            raise DlsysError(f"--{name} is not of {options.ladder}; --help says which options are")
+    if options.size is not None and options.size < 1:
+        raise ShapeError(f"--size: expected an integer from 1 on, got {options.size}")
+    known = ("fp32",) if ctx is None else _PRECISIONS
+    for one in options.precision.split(","):
+        if one not in known:
+            where = "on numpy" if ctx is None else "here"
+            raise DlsysError(f"--precision: expected {', '.join(known)} {where}, got {one!r}")
+    if options.picture and not options.picture.parent.is_dir():
+        raise DlsysError(f"--picture: there is no folder {options.picture.parent}")
+
+
 def _run(options: argparse.Namespace) -> None:
     ctx = _context(options.device)
+    _check(options, ctx)
     precisions = options.precision.split(",")
-    for one in precisions:
-        if one not in gemm.NARROW:
-            check_precision(one)
     kind = "numpy" if ctx is None else ctx.name
     if kind == "gpu" and emulated():
         kind = "emulated"
@@ -99,7 +117,8 @@ def _work(
         product = gemm.Shape(size, size, size)
         return str(product), gemm.climb(ctx, product, precisions)
     shape = _SHAPES[kind] if options.shape is None else _shape(options.shape)
-    return f"{shape}, {options.direction}", conv.climb(ctx, shape, options.direction, precisions)
+    direction = options.direction or conv.DIRECTIONS[0]
+    return f"{shape}, {direction}", conv.climb(ctx, shape, direction, precisions)
 
 
 def _shape(text: str) -> conv.Shape:

@@ -38,7 +38,7 @@ _PARTS = (
 # At these precisions images lie in both layouts, and with their channels last have kernels of wgmma
 # alone.
 _LAYOUTS = {"tf32": (False, True)}
-_OF_WGMMA = ("implicit wgmma", "implicit gemm")
+OF_WGMMA = ("implicit wgmma", "implicit gemm", "implicit halo")
 _SAMPLED = 48  # elements that are compared, or fewer where their sums are long
 _SAMPLED_TERMS = 4_000_000  # of all of them together
 
@@ -172,7 +172,7 @@ def climb(
             rung = name == "auto" or name in rungs_among(names) or name in _PARTS
             if not (rung or variants):
                 continue
-            if layout == ("", True) and not name.startswith(_OF_WGMMA):
+            if layout == ("", True) and not name.startswith(OF_WGMMA):
                 continue
             try:
                 algorithm = Algorithm(number, name)
@@ -184,7 +184,7 @@ def climb(
 def _climb_numpy(shape: Shape, direction: str, drawn: np.ndarray) -> Iterator[Figures]:
     benchmark = NumpyBenchmark(node_of(shape, direction, "fp32"), drawn)
     sample = _Sample(benchmark, shape, direction, False)
-    for rung in CONV.numpy:
+    for rung in (*CONV.numpy, *CONV.variants):
         try:
             yield _figures(benchmark, sample, shape, Algorithm(0, rung), "fp32")
         except KernelError:
@@ -242,7 +242,9 @@ class _Sample:
             products = np.where(met, a * b, 0.0)
             exact.append(products.sum())
             scale.append(np.abs(products).sum())
-        self.exact, self.scale = np.array(exact), np.maximum(np.array(scale), 1e-300)
+        # An element that sums nothing, as at a stride, is compared with the largest of the others.
+        largest = max(*scale, np.finfo(np.float32).tiny)
+        self.exact, self.scale = np.array(exact), np.array([one or largest for one in scale])
 
 
 # The operands of a direction, by the direction whose result has their shape.

@@ -57,8 +57,12 @@ void Conv2dPoolFilterGradient(const DLArray* x, const DLArray* dy, const DLArray
 
 // With more channels or filters than this a matrix product is as fast.
 constexpr int64_t kMostChannels = 64;
+constexpr int64_t kMostElements = 1 << 30;  // of an image: offsets in it have 32 bits
 
-bool Fits(const ConvPool& p) { return !p.Empty() && std::max(p.conv.c, p.conv.o) <= kMostChannels; }
+bool Fits(const ConvPool& p) {
+  return !p.Empty() && std::max(p.conv.c, p.conv.o) <= kMostChannels &&
+         p.conv.c * Size(SeenByWindows(p)) <= kMostElements;
+}
 
 bool Conv2dPoolFits(const DLArray* x, const DLArray* f, const DLArrayList*, DLArray* y,
                     DLArray* code, Struct<HW> before, int64_t window, int64_t, int64_t) {

@@ -51,6 +51,33 @@ DLSYS_INLINE void StoreRow(const typename Vectors<kWidth>::Aligned& v, uint8_t* 
   memcpy(to, &bytes, sizeof bytes);
 }
 
+// A square of which there are fewer rows, to[k * to_pitch + i] = from[i * from_pitch + k] for i <
+// rows and k < kWidth, the last one repeated behind them; and back, without what is behind them.
+template <int kWidth>
+DLSYS_INLINE void ToColumns(const float* from, int64_t from_pitch, int64_t rows, float* to,
+                            int64_t to_pitch) {
+  typename Vectors<kWidth>::Aligned square[kWidth];
+  DLSYS_UNROLL
+  for (int64_t k = 0; k < kWidth; k++)
+    square[k] =
+        *(const typename Vectors<kWidth>::Unaligned*)(from + std::min(k, rows - 1) * from_pitch);
+  Transpose<kWidth>(square);
+  DLSYS_UNROLL
+  for (int k = 0; k < kWidth; k++) StoreRow<kWidth>(square[k], to + k * to_pitch);
+}
+template <int kWidth>
+DLSYS_INLINE void FromColumns(const float* from, int64_t from_pitch, int64_t rows, float* to,
+                              int64_t to_pitch) {
+  typename Vectors<kWidth>::Aligned square[kWidth];
+  DLSYS_UNROLL
+  for (int k = 0; k < kWidth; k++)
+    square[k] = *(const typename Vectors<kWidth>::Unaligned*)(from + k * from_pitch);
+  Transpose<kWidth>(square);
+  DLSYS_UNROLL
+  for (int k = 0; k < kWidth; k++)
+    if (k < rows) StoreRow<kWidth>(square[k], to + k * to_pitch);
+}
+
 // As Transpose below, in squares, of which the last of a row or a column overlaps the one before.
 template <int kWidth, class To>
 DLSYS_INLINE void TransposeSquares(const float* from, int64_t from_pitch, int64_t rows,

@@ -1,12 +1,13 @@
 // Gradients of convolution + relu + max-pool, sparse: a window passes its gradient to one element
 // at most, so nothing is unpooled. Each window that relu left open adds its dy times one patch of x
 // to the filter gradient (gather), or its dy times the filter to one patch of dx (scatter). Images
-// are kept channels last (NHWC), where a patch is a few contiguous rows. Sums over images are split
-// in a fixed way and added in order.
+// are kept channels last (NHWC), where a patch is a few contiguous rows; padded to whole vectors
+// where that costs little, since what crosses a cache line takes twice as long. Sums over images
+// are split in a fixed way and added in order.
 #include <cmath>
-#include <type_traits>
 
 #include "cpu/conv/conv_pool.h"
+#include "cpu/conv/open_windows.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
 #include "math/int_math.h"
@@ -16,23 +17,17 @@ namespace cpu {
 namespace {
 
 constexpr int64_t kSplits = 16;        // of the images
-constexpr int64_t kTaskMacs = 131072;  // multiply-adds worth a task
+constexpr int64_t kTaskMacs = 524288;  // multiply-adds worth a task, where all windows are open
 constexpr int64_t kMostVectors = 12;   // of a patch at a time
+constexpr int kColumn = 8;             // floats that a column of an image may be padded to
 
 // ---- kernels ----
 
-// Windows: where their patches begin and the gradients of their values.
-struct Open {
-  int64_t count;
-  int64_t* at;
-  float* dy;
-};
-
-// Vectors of a patch: their offsets in the input, and the values that multiply them or accumulate
-// them, vector after vector.
+// Vectors of a patch: where they are in the patch at the beginning of the input, and the values
+// that multiply them or accumulate them, vector after vector.
 struct Vectors {
-  const int64_t* at;
-  float *in, *values;
+  float* const* in;
+  float* values;
 };
 using PatchFunction = void (*)(const Open&, const Vectors&);
 
@@ -43,92 +38,128 @@ struct Types {
       __attribute__((vector_size(kWidth * sizeof(float)), aligned(4), may_alias));
 };
 
-// values += sum over windows of dy * patch. Few vectors are accumulated in two alternating sets, to
-// hide FMA latency.
-template <int kWidth, int kVectors>
+// values += sum over windows of dy * patch, whose vectors are kRows times kVectors beside each
+// other. Few are accumulated in two alternating sets, to hide FMA latency.
+template <int kWidth, int kRows, int kVectors>
 DLSYS_INLINE void Gather(const Open& open, const Vectors& v) {
   typedef typename Types<kWidth>::Vector Vector;
   typedef typename Types<kWidth>::Anywhere Anywhere;
-  constexpr int kSets = kVectors <= kMostVectors / 2 ? 2 : 1;
-  Vector sum[kSets][kVectors] = {};
-  int64_t at[kVectors];
-  for (int k = 0; k < kVectors; k++) at[k] = v.at[k];
+  constexpr int kAll = kRows * kVectors, kSets = kAll <= kMostVectors / 2 ? 2 : 1;
+  Vector sum[kSets][kAll] = {};
+  const float* in[kRows];
+  DLSYS_UNROLL
+  for (int r = 0; r < kRows; r++) in[r] = v.in[r * kVectors];
   const auto add = [&](int64_t window, Vector* to) __attribute__((always_inline)) {
-    const float* patch = v.in + open.at[window];
+    const int64_t at = open.at[window];
     const float dy = open.dy[window];
-    for (int k = 0; k < kVectors; k++) to[k] += dy * *(const Anywhere*)(patch + at[k]);
+    DLSYS_UNROLL
+    for (int k = 0; k < kAll; k++)
+      to[k] += dy * *(const Anywhere*)(in[k / kVectors] + at + k % kVectors * kWidth);
   };
   int64_t window = 0;
   for (; window + kSets <= open.count; window += kSets)
     for (int s = 0; s < kSets; s++) add(window + s, sum[s]);
   for (; window < open.count; window++) add(window, sum[0]);
-  for (int k = 0; k < kVectors; k++) {
+  DLSYS_UNROLL
+  for (int k = 0; k < kAll; k++) {
     if (kSets == 2) sum[0][k] += sum[kSets - 1][k];
     *(Anywhere*)(v.values + k * kWidth) += sum[0][k];
   }
 }
 
-// Each window's patch += dy * values.
-template <int kWidth, int kVectors>
+// Each window's patch += dy * values. Windows of both halves take turns, so that a patch is not
+// read right after an overlapping one was written.
+template <int kWidth, int kRows, int kVectors>
 DLSYS_INLINE void Scatter(const Open& open, const Vectors& v) {
   typedef typename Types<kWidth>::Vector Vector;
   typedef typename Types<kWidth>::Anywhere Anywhere;
-  Vector values[kVectors];
-  int64_t at[kVectors];
-  for (int k = 0; k < kVectors; k++) values[k] = *(const Anywhere*)(v.values + k * kWidth);
-  for (int k = 0; k < kVectors; k++) at[k] = v.at[k];
-  for (int64_t window = 0; window < open.count; window++) {
-    float* patch = v.in + open.at[window];
+  constexpr int kAll = kRows * kVectors;
+  Vector values[kAll];
+  float* in[kRows];
+  DLSYS_UNROLL
+  for (int r = 0; r < kRows; r++) in[r] = v.in[r * kVectors];
+  DLSYS_UNROLL
+  for (int k = 0; k < kAll; k++) values[k] = *(const Anywhere*)(v.values + k * kWidth);
+  const auto add = [&](int64_t window) __attribute__((always_inline)) {
+    const int64_t at = open.at[window];
     const float dy = open.dy[window];
-    for (int k = 0; k < kVectors; k++) *(Anywhere*)(patch + at[k]) += dy * values[k];
+    DLSYS_UNROLL
+    for (int k = 0; k < kAll; k++)
+      *(Anywhere*)(in[k / kVectors] + at + k % kVectors * kWidth) += dy * values[k];
+  };
+  const int64_t half = open.count / 2;
+  for (int64_t window = 0; window < half; window++) {
+    add(window);
+    add(half + window);
   }
+  if (2 * half < open.count) add(2 * half);
 }
 
-// For 1 to kMostVectors vectors.
+// Whole patches that registers hold though they are more than kMostVectors.
+struct WholePatch {
+  int rows, vectors;  // of a row
+  PatchFunction gather, scatter;
+};
+
+// For pieces of 1 to kMostVectors vectors, and for whole patches, behind which is one of no rows.
 struct PatchKernels {
   int width;
   PatchFunction gather[kMostVectors], scatter[kMostVectors];
+  const WholePatch* whole;
 };
 
-#define DLSYS_PATCH_SIZES(F, width)                                                    \
-  {                                                                                    \
-      F<width, 1>, F<width, 2>, F<width, 3>, F<width, 4>,  F<width, 5>,  F<width, 6>,  \
-      F<width, 7>, F<width, 8>, F<width, 9>, F<width, 10>, F<width, 11>, F<width, 12>, \
-  }
-#define DLSYS_PATCHES(Isa, width) \
-  {width, DLSYS_PATCH_SIZES(Gather##Isa, width), DLSYS_PATCH_SIZES(Scatter##Isa, width)}
+constexpr WholePatch kNone[] = {{}};
 
-template <int kWidth, int kVectors>
+#define DLSYS_PATCH_SIZES(F, width)                                      \
+  {                                                                      \
+      F<width, 1, 1>, F<width, 2, 1>,  F<width, 3, 1>,  F<width, 4, 1>,  \
+      F<width, 5, 1>, F<width, 6, 1>,  F<width, 7, 1>,  F<width, 8, 1>,  \
+      F<width, 9, 1>, F<width, 10, 1>, F<width, 11, 1>, F<width, 12, 1>, \
+  }
+#define DLSYS_PATCHES(Isa, width, whole) \
+  {width, DLSYS_PATCH_SIZES(Gather##Isa, width), DLSYS_PATCH_SIZES(Scatter##Isa, width), whole}
+
+template <int kWidth, int kRows, int kVectors>
 void GatherBaseline(const Open& open, const Vectors& v) {
-  Gather<kWidth, kVectors>(open, v);
+  Gather<kWidth, kRows, kVectors>(open, v);
 }
-template <int kWidth, int kVectors>
+template <int kWidth, int kRows, int kVectors>
 void ScatterBaseline(const Open& open, const Vectors& v) {
-  Scatter<kWidth, kVectors>(open, v);
+  Scatter<kWidth, kRows, kVectors>(open, v);
 }
-constexpr PatchKernels kBaseline[] = {DLSYS_PATCHES(Baseline, 4)};
+constexpr PatchKernels kBaseline[] = {DLSYS_PATCHES(Baseline, 4, kNone)};
 
 #ifdef __x86_64__
-template <int kWidth, int kVectors>
+template <int kWidth, int kRows, int kVectors>
 DLSYS_AVX2 void GatherAvx2(const Open& open, const Vectors& v) {
-  Gather<kWidth, kVectors>(open, v);
+  Gather<kWidth, kRows, kVectors>(open, v);
 }
-template <int kWidth, int kVectors>
+template <int kWidth, int kRows, int kVectors>
 DLSYS_AVX2 void ScatterAvx2(const Open& open, const Vectors& v) {
-  Scatter<kWidth, kVectors>(open, v);
+  Scatter<kWidth, kRows, kVectors>(open, v);
 }
-constexpr PatchKernels kAvx2[] = {DLSYS_PATCHES(Avx2, 4), DLSYS_PATCHES(Avx2, 8)};
+constexpr PatchKernels kAvx2[] = {DLSYS_PATCHES(Avx2, 4, kNone), DLSYS_PATCHES(Avx2, 8, kNone)};
 
-template <int kWidth, int kVectors>
+template <int kWidth, int kRows, int kVectors>
 DLSYS_AVX512 void GatherAvx512(const Open& open, const Vectors& v) {
-  Gather<kWidth, kVectors>(open, v);
+  Gather<kWidth, kRows, kVectors>(open, v);
 }
-template <int kWidth, int kVectors>
+template <int kWidth, int kRows, int kVectors>
 DLSYS_AVX512 void ScatterAvx512(const Open& open, const Vectors& v) {
-  Scatter<kWidth, kVectors>(open, v);
+  Scatter<kWidth, kRows, kVectors>(open, v);
 }
-constexpr PatchKernels kAvx512[] = {DLSYS_PATCHES(Avx512, 4), DLSYS_PATCHES(Avx512, 8),
-                                    DLSYS_PATCHES(Avx512, 16)};
+
+#define DLSYS_WHOLE(width, rows, vectors) \
+  {rows, vectors, GatherAvx512<width, rows, vectors>, ScatterAvx512<width, rows, vectors>}
+template <int kWidth>
+constexpr WholePatch kWhole[] = {
+    DLSYS_WHOLE(kWidth, 3, 5), DLSYS_WHOLE(kWidth, 3, 6), DLSYS_WHOLE(kWidth, 3, 7),
+    DLSYS_WHOLE(kWidth, 3, 8), DLSYS_WHOLE(kWidth, 3, 9), DLSYS_WHOLE(kWidth, 5, 3),
+    DLSYS_WHOLE(kWidth, 5, 4), DLSYS_WHOLE(kWidth, 5, 5), {},
+};
+constexpr PatchKernels kAvx512[] = {DLSYS_PATCHES(Avx512, 4, kNone),
+                                    DLSYS_PATCHES(Avx512, 8, kWhole<8>),
+                                    DLSYS_PATCHES(Avx512, 16, kWhole<16>)};
 #endif
 
 template <size_t n>
@@ -139,27 +170,25 @@ const PatchKernels& Narrowest(const PatchKernels (&kernels)[n], int64_t elements
   return kernels[k];
 }
 
-// The narrowest that hold so many elements in the fewest vectors.
-const PatchKernels& KernelsFor(int64_t elements) {
+// The kernels for rows of a patch that have so many elements: the narrowest that hold one in the
+// fewest vectors, or those as wide as its columns are aligned.
+const PatchKernels& KernelsFor(int64_t elements, bool aligned) {
 #ifdef __x86_64__
-  if (CurrentIsa() == Isa::kAvx512) return Narrowest(kAvx512, elements);
-  if (CurrentIsa() == Isa::kAvx2) return Narrowest(kAvx2, elements);
+  const Isa isa = CurrentIsa();
+  if (isa == Isa::kAvx512) return aligned ? kAvx512[1] : Narrowest(kAvx512, elements);
+  if (isa == Isa::kAvx2) return aligned ? kAvx2[1] : Narrowest(kAvx2, elements);
 #endif
   return Narrowest(kBaseline, elements);
 }
 
-// ---- input and patches ----
-
-float Total(const float* values, int64_t n) {
-  constexpr int kSums = 16;
-  float sums[kSums] = {}, total = 0;
-  int64_t k = 0;
-  for (; k + kSums <= n; k += kSums)
-    for (int j = 0; j < kSums; j++) sums[j] += values[k + j];
-  for (; k < n; k++) sums[k % kSums] += values[k];
-  for (float sum : sums) total += sum;
-  return total;
+// The floats from one column of an image to the next: its channels, and what fills whole vectors of
+// kColumn where that is little. No result depends on what stands there.
+int64_t ColumnOf(int64_t channels) {
+  const int64_t padded = RoundUp(channels, kColumn);
+  return CurrentIsa() != Isa::kBaseline && 3 * padded <= 4 * channels ? padded : channels;
 }
+
+// ---- input and patches ----
 
 // An image, channels last, as far as windows see it; the vectors of a patch or a filter; and the
 // open windows.
@@ -167,107 +196,83 @@ class Patches {
  public:
   explicit Patches(const ConvPool& p)
       : p_(p),
-        length_(p.conv.kernel.w * p.conv.c),
-        kernels_(KernelsFor(length_)),
+        column_(ColumnOf(p.conv.c)),
+        length_(p.conv.kernel.w * column_),
+        kernels_(KernelsFor(length_, column_ % 16 == kColumn)),
         seen_(SeenByWindows(p)),
         down_(seen_.h, p.conv.pad.h, p.conv.in.h),
         across_(seen_.w, p.conv.pad.w, p.conv.in.w),
         row_(RoundUp(length_, kernels_.width)),
-        pitch_((seen_.w - p.conv.kernel.w) * p.conv.c + row_),
+        pitch_((seen_.w - p.conv.kernel.w) * column_ + row_),
         vectors_(p.conv.kernel.h * row_ / kernels_.width),
-        at_scratch_(vectors_),
-        at_(at_scratch_.data()) {
-    const int64_t width = kernels_.width, vectors = row_ / width;
-    Serially([&] {
-      for (int64_t k = 0; k < vectors_; k++) at_[k] = k / vectors * pitch_ + k % vectors * width;
-    });
-    for (int64_t k = 0; k < p.window * p.window; k++)
-      offsets_[k] = k / p.window * pitch_ + k % p.window * p.conv.c;
-  }
+        whole_(WholeOf(kernels_.whole, p.conv.kernel.h, row_ / kernels_.width)),
+        open_(p, pitch_, column_) {}
 
-  const PatchKernels& kernels() const { return kernels_; }
   int64_t InputNumel() const { return seen_.h * pitch_; }
 
-  // The scratch of a task: an input, and the open windows of an image under one filter, whose
-  // gradients are behind their positions: in an array apart they took 15 % longer to store.
+  // The scratch of a task: an input, the vectors of a patch in it, and the open windows of an image
+  // under one filter.
   struct Task {
     const ScratchArray<float> input;
-    const ScratchArray<int64_t> windows;
+    const ScratchArray<float*> vectors;
+    const ScratchArray<int32_t> windows;
 
     explicit Task(const Patches& patches)
-        : input(patches.InputNumel()), windows(2 * Size(patches.p_.out)) {}
+        : input(patches.InputNumel()),
+          vectors(patches.vectors_),
+          windows(patches.open_.ScratchNumel()) {
+      const int64_t width = patches.kernels_.width, of_row = patches.row_ / width;
+      Serially([&] {
+        for (int64_t k = 0; k < patches.vectors_; k++)
+          vectors.data()[k] = input.data() + k / of_row * patches.pitch_ + k % of_row * width;
+      });
+    }
   };
 
   int64_t FilterNumel() const { return p_.conv.kernel.h * row_; }  // in vectors
 
   // Transposes to channels last inside zero padding; `to` had zeros there before.
   void Load(const float* x, float* to) const {
-    ForRows([&](int64_t in_offset, int64_t at) {
-      Transpose(x + in_offset, Size(p_.conv.in), p_.conv.c, across_.Size(), to + at, p_.conv.c);
-    });
+    ForRows([&](int64_t in_offset, int64_t at) { LoadRow(x + in_offset, to + at); });
   }
 
   // All of x, zeros where no window sees it.
   void Store(const float* from, float* x) const {
     if (down_.Size() < p_.conv.in.h || across_.Size() < p_.conv.in.w)
       std::fill(x, x + p_.conv.c * Size(p_.conv.in), 0.f);
-    ForRows([&](int64_t in_offset, int64_t at) {
-      Transpose(from + at, p_.conv.c, across_.Size(), p_.conv.c, x + in_offset, Size(p_.conv.in));
-    });
+    ForRows([&](int64_t in_offset, int64_t at) { StoreRow(from + at, x + in_offset); });
   }
 
-  // One filter (c, size) as the vectors of a patch, zeros behind its rows; and back.
+  // One filter (c, size) as the vectors of a patch, zeros between and behind its rows; and back.
   void LoadFilter(const float* f, float* to) const {
     std::fill(to, to + FilterNumel(), 0.f);
     for (int64_t h = 0; h < p_.conv.kernel.h; h++)
       Transpose(f + h * p_.conv.kernel.w, Size(p_.conv.kernel), p_.conv.c, p_.conv.kernel.w,
-                to + h * row_, p_.conv.c);
+                to + h * row_, column_);
   }
   void StoreFilter(const float* from, float* f) const {
     for (int64_t h = 0; h < p_.conv.kernel.h; h++)
-      Transpose(from + h * row_, p_.conv.c, p_.conv.kernel.w, p_.conv.c, f + h * p_.conv.kernel.w,
+      Transpose(from + h * row_, column_, p_.conv.kernel.w, p_.conv.c, f + h * p_.conv.kernel.w,
                 Size(p_.conv.kernel));
   }
 
-  // The windows of one image under one filter that have a gradient: first every `apart`th of every
-  // `apart`th row, then their neighbors; the distance may be a constant. Inlined, its loops would
-  // be short of registers.
-  template <class Apart>
-  __attribute__((noinline)) Open Find(int64_t image, int64_t o, const float* dy,
-                                      const uint8_t* code, Apart apart, const Task& task) const {
-    const HW out = p_.out;
-    const int64_t windows = Size(out), positions = p_.window * p_.window;
-    const int64_t down = p_.window * pitch_, across = p_.window * p_.conv.c;
-    dy += (image * p_.conv.o + o) * windows;
-    code += (image * p_.conv.o + o) * windows;
-    int64_t count = 0;
-    int64_t* at = task.windows.data();
-    float* values = (float*)(at + windows);
-    for (int64_t row = 0; row < apart; row++)
-      for (int64_t col = 0; col < apart; col++)
-        for (int64_t i = row; i < out.h; i += apart)
-          for (int64_t j = col; j < out.w; j += apart) {
-            const int64_t k = i * out.w + j;
-            at[count] = i * down + j * across + offsets_[code[k] % 16];
-            values[count] = dy[k];
-            count += code[k] < positions;
-          }
-    return {count, at, values};
-  }
-
-  // The distance that windows must have for their patches not to overlap.
-  int64_t Apart() const {
-    return (std::max(p_.conv.kernel.h, p_.conv.kernel.w) + 2 * p_.window - 2) / p_.window;
-  }
-
-  // Calls kernels[k](open, vectors) for pieces of k + 1 vectors that make up a patch and a filter.
-  void Run(const PatchFunction* kernels, const Open& open, float* input, float* filter) const {
-    const int64_t vectors = vectors_;
-    const int64_t pieces = CeilDiv(vectors, kMostVectors);
-    for (int64_t k = 0; k < pieces; k++) {
-      const int64_t first = k * vectors / pieces, last = (k + 1) * vectors / pieces;
-      kernels[last - first - 1](open, {&at_[first], input, filter + first * kernels_.width});
+  // Calls body(filter, open) for the filters of an image.
+  template <class F>
+  void ForFilters(int64_t image, const float* dy, const uint8_t* code, const Task& task,
+                  const F& body) const {
+    for (int64_t o = 0; o < p_.conv.o; o++) {
+      const int64_t at = (image * p_.conv.o + o) * Size(p_.out);
+      body(o, open_.Find(dy + at, code + at, task.windows.data()));
     }
+  }
+
+  // Adds dy times patches to a filter.
+  void Gather(const Open& open, const Task& task, float* filter) const {
+    Run(whole_.gather, kernels_.gather, open, task, filter);
+  }
+  // Adds dy times a filter to patches.
+  void Scatter(const Open& open, const Task& task, float* filter) const {
+    Run(whole_.scatter, kernels_.scatter, open, task, filter);
   }
 
   // Each window's patch += dy * filter, but not what lies in the vectors behind its rows, where
@@ -280,24 +285,81 @@ class Patches {
   }
 
  private:
+  static const WholePatch& WholeOf(const WholePatch* whole, int64_t rows, int64_t vectors) {
+    while (whole->rows && (whole->rows != rows || whole->vectors != vectors)) whole++;
+    return *whole;
+  }
+
+  // Calls the kernel of a whole patch, or where there is none kernels[k](open, vectors) for pieces
+  // of k + 1 vectors that make up a patch and a filter.
+  void Run(PatchFunction whole, const PatchFunction* kernels, const Open& open, const Task& task,
+           float* filter) const {
+    if (whole) return whole(open, {task.vectors.data(), filter});
+    const int64_t vectors = vectors_;
+    const int64_t pieces = CeilDiv(vectors, kMostVectors);
+    for (int64_t k = 0; k < pieces; k++) {
+      const int64_t first = k * vectors / pieces, last = (k + 1) * vectors / pieces;
+      kernels[last - first - 1](open,
+                                {task.vectors.data() + first, filter + first * kernels_.width});
+    }
+  }
+
   // Calls row(offset in x, offset in the channels-last input) for each row inside.
   template <class F>
   void ForRows(const F& row) const {
     for (int64_t h = down_.begin; h < down_.end; h++)
       row((h - p_.conv.pad.h) * p_.conv.in.w + across_.begin - p_.conv.pad.w,
-          h * pitch_ + across_.begin * p_.conv.c);
+          h * pitch_ + across_.begin * column_);
+  }
+
+  bool InSquares() const { return column_ % kColumn == 0 && across_.Size() >= kColumn; }
+
+  // A row of an image, of each channel Size(in) elements apart, to columns; and back.
+  void LoadRow(const float* x, float* to) const {
+    const int64_t channels = p_.conv.c, cols = across_.Size(), plane = Size(p_.conv.in);
+    if (column_ == 1) {
+      std::copy(x, x + cols, to);
+    } else if (InSquares()) {
+      Dispatch([&]() __attribute__((always_inline)) {
+        for (int64_t c = 0; c < channels; c += kColumn)
+          for (int64_t j = 0; j < cols; j += kColumn) {
+            const int64_t col = std::min(j, cols - kColumn);
+            ToColumns<kColumn>(x + c * plane + col, plane, channels - c, to + col * column_ + c,
+                               column_);
+          }
+      });
+    } else {
+      Transpose(x, plane, channels, cols, to, column_);
+    }
+  }
+  void StoreRow(const float* from, float* x) const {
+    const int64_t channels = p_.conv.c, cols = across_.Size(), plane = Size(p_.conv.in);
+    if (column_ == 1) {
+      std::copy(from, from + cols, x);
+    } else if (InSquares()) {
+      Dispatch([&]() __attribute__((always_inline)) {
+        for (int64_t c = 0; c < channels; c += kColumn)
+          for (int64_t j = 0; j < cols; j += kColumn) {
+            const int64_t col = std::min(j, cols - kColumn);
+            FromColumns<kColumn>(from + col * column_ + c, column_, channels - c,
+                                 x + c * plane + col, plane);
+          }
+      });
+    } else {
+      Transpose(from, column_, cols, channels, x, plane);
+    }
   }
 
   const ConvPool p_;
+  const int64_t column_;  // floats of a column of the input
   const int64_t length_;  // of a patch's row
   const PatchKernels& kernels_;
   const HW seen_;
   const Inside down_, across_;
   const int64_t row_, pitch_;  // row pitch of a filter, and of the input
   const int64_t vectors_;      // of a patch
-  const ScratchArray<int64_t> at_scratch_;
-  int64_t* const at_;         // their offsets in the input
-  int64_t offsets_[16] = {};  // where a patch begins, by its window's code
+  const WholePatch& whole_;
+  const OpenWindows open_;
 };
 
 // ---- sums over images ----
@@ -307,16 +369,14 @@ void AddGradients(const ConvPool& p, const Patches& patches, const float* x, con
                   const uint8_t* code, int64_t begin, int64_t end, const Patches::Task& task,
                   float* df, double* db) {
   const int64_t of_x = p.conv.c * Size(p.conv.in);
-  const std::integral_constant<int64_t, 1> adjacent;
   float* input = task.input.data();
   std::fill(input, input + patches.InputNumel(), 0.f);
   for (int64_t image = begin; image < end; image++) {
     patches.Load(x + image * of_x, input);
-    for (int64_t o = 0; o < p.conv.o; o++) {
-      const Open open = patches.Find(image, o, dy, code, adjacent, task);
-      patches.Run(patches.kernels().gather, open, input, df + o * patches.FilterNumel());
-      db[o] += Total(open.dy, open.count);
-    }
+    patches.ForFilters(image, dy, code, task, [&](int64_t o, const Open& open) {
+      patches.Gather(open, task, df + o * patches.FilterNumel());
+      db[o] += open.total;
+    });
   }
 }
 
@@ -332,9 +392,6 @@ void ConvPoolDataGradient(const ConvPool& p, const float* f, const float* dy, co
     for (int64_t o = 0; o < p.conv.o; o++)
       patches.LoadFilter(f + o * p.conv.c * Size(p.conv.kernel), filters + o * numel);
   });
-  // Consecutive windows lie apart, so that a patch is not read right after an overlapping one was
-  // written.
-  const int64_t apart = patches.Apart();
   const int64_t macs = std::max<int64_t>(1, p.conv.o * Size(p.out) * numel);
   const int64_t grain = std::max<int64_t>(1, kTaskMacs / macs);
   const auto make = [&] { return Patches::Task(patches); };
@@ -342,13 +399,12 @@ void ConvPoolDataGradient(const ConvPool& p, const float* f, const float* dy, co
     float* input = task.input.data();
     for (int64_t image = begin; image < end; image++) {
       std::fill(input, input + patches.InputNumel(), 0.f);
-      for (int64_t o = 0; o < p.conv.o; o++) {
-        const Open open = patches.Find(image, o, dy, code, apart, task);
-        if (std::isfinite(Total(open.dy, open.count)))
-          patches.Run(patches.kernels().scatter, open, input, filters + o * numel);
+      patches.ForFilters(image, dy, code, task, [&](int64_t o, const Open& open) {
+        if (std::isfinite(open.total))
+          patches.Scatter(open, task, filters + o * numel);
         else
           patches.ScatterExactly(open, input, filters + o * numel);
-      }
+      });
       patches.Store(input, dx + image * of_x);
     }
   };

@@ -1,10 +1,10 @@
 // The rungs `simd` and `threads`: blocked GEMM in the scheme of Goto and van de Geijn (BLIS). A
-// block of B (kBlockK x kBlockN) is packed once, panels of A are packed by the thread that uses
-// them, and the micro-kernel of tile.h keeps a tile of C in registers. `simd` is one thread; for
-// `threads` tiles of C are split over all, and where C has few of them also K (split-K), into
-// slices that do not depend on the number of threads, so that every element sums in the same order
-// for any number. Limited by the issue of multiply-adds; with few rows or columns by reading the
-// other operand.
+// block of B (kBlockK x kBlockN) is packed once, or read where it is, panels of A are packed by the
+// thread that uses them, and the micro-kernel of tile.h keeps a tile of C in registers. `simd` is
+// one thread; for `threads` tiles of C are split over all, and where C has few of them also K
+// (split-K), into slices that do not depend on the number of threads, so that every element sums in
+// the same order for any number. Limited by the issue of multiply-adds; with few rows or columns by
+// reading the other operand.
 #include <cstring>
 
 #include "cpu/gemm/gemm.h"
@@ -20,13 +20,15 @@ namespace {
 
 const int64_t kBlockK = 400;       // K of a block: a panel of A stays in the L1 cache
 const int64_t kBlockN = 384;       // N of a block: a block of B stays in the L2 cache
-const int64_t kUnpackedM = 24;     // at most this M: packing B would not pay
+const int64_t kFewM = 24;          // at most this M: packing B would not pay
+const int64_t kSharedM = 1024;     // up to this M and
+const int64_t kSharedN = 2048;     // this N neither: what other cores packed takes as long to read
 const int64_t kUnpackedN = 128;    // at most this N: packing A would not pay
 const int64_t kFewRows = 8;        // at most this M: a panel of A is read where it is
 const int64_t kDotM = 4;           // at most this M: dot products
 const int64_t kTasks = 8;          // per block at least, where it has as many tiles
 const int64_t kTaskMacs = 131072;  // multiply-adds worth a task
-const int64_t kSmallB = 16384;     // elements of B that need no packing to stay in the L2 cache
+const int64_t kSmallB = 65536;     // elements of B that need no packing to stay in the L2 cache
 const int64_t kSliceK = 4096;      // K worth a slice of its own
 const int64_t kMaxSlices = 32;
 const int64_t kAliasing = 1024;  // floats: rows as far apart compete for the same cache lines
@@ -34,6 +36,11 @@ const int64_t kAliasing = 1024;  // floats: rows as far apart compete for the sa
 // Rows of A so far apart that the cache could not hold a panel of them are packed.
 bool Aliases(const Matrix& a) {
   return a.col == 1 ? a.row % kAliasing == 0 : a.col % kAliasing == 0;
+}
+
+// Whether a B with contiguous rows is read where it is.
+bool Unpacked(const Gemm& p) {
+  return p.b.col == 1 && (p.m <= kFewM || (p.m <= kSharedM && p.n <= kSharedN));
 }
 
 // The smallest tile with at least so many rows, or the largest there is.
@@ -56,7 +63,7 @@ class BlockGemm {
   BlockGemm(const Gemm& gemm, int most, int64_t k0, int64_t k, int64_t n0, int64_t n)
       : p_(gemm), most_(most), k0_(k0), k_(k), n0_(n0), n_(n), panel_n_(kernels_.MaxTileN()) {
     panels_ = CeilDiv(n_, panel_n_);
-    first_packed_ = p_.m <= kUnpackedM && p_.b.col == 1 ? n_ / panel_n_ : 0;
+    first_packed_ = Unpacked(p_) ? n_ / panel_n_ : 0;
     strided_ = p_.n <= kernels_.width || p_.m <= kFewRows || (p_.n <= kUnpackedN && !Aliases(p_.a));
   }
 

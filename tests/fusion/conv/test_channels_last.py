@@ -4,6 +4,7 @@ float32 at tf32 with channels last, and the pass that moves the channels of a ne
 
 from __future__ import annotations
 
+import itertools
 import unittest
 from collections import Counter
 from collections.abc import Sequence
@@ -231,11 +232,12 @@ class Convolutions(unittest.TestCase):
                 self.run_by(0, sizes, attrs, FLOAT32)
 
     def test_every_tiling_of_float32_against_float64(self) -> None:
-        for number, name in enumerate(load().algorithms("cuda", KERNELS[0]), 1):
-            if "wgmma" in name:
-                for sizes, attrs in sample.of((DENSE[0], DENSE[2], POINTWISE[0]), 2):
-                    with self.subTest(name=name, sizes=sizes):
-                        self.run_by(number, sizes, attrs, FLOAT32)
+        algorithms = enumerate(load().algorithms("cuda", KERNELS[0]), 1)
+        tilings = [(number, name) for number, name in algorithms if "wgmma" in name]
+        cases = itertools.product(tilings, (DENSE[0], DENSE[2], POINTWISE[0]))
+        for (number, name), (sizes, attrs) in sample.of(cases, len(tilings)):  # each of them once
+            with self.subTest(name=name, sizes=sizes):
+                self.run_by(number, sizes, attrs, FLOAT32)
 
     def test_gradients_of_filters_by_mma_in_float32(self) -> None:
         algorithms = load().algorithms("cuda", KERNELS[0])
@@ -349,6 +351,25 @@ class Layout(unittest.TestCase):
             # Sums in another order may round a value to the other of two neighbors, at each of the
             # three roundings that it goes through.
             np.testing.assert_allclose(last, first, rtol=3 * 2.0**-7, atol=2.0**-7)
+
+    def test_the_report_counts_what_is_left_of_the_other_layout(self) -> None:
+        x = ad.Variable("x", (2, 3, 11, 9))
+        y, parameters = block(x, norm=False)
+        loss = ad.sum_op(y * y)
+        executor = ad.Executor([loss, *ad.gradients(loss, parameters)], gpu(0), "bf16")
+        executor.run({x: np.ones(x.attrs["shape"], np.float32)})
+        found = executor.report().plans[0].last_channels
+        # Two forward, the gradients of both filters, and of the data of the second one.
+        self.assertEqual(found.convolutions, 5)
+        self.assertIn(
+            f"channels last: 5 convolutions, {found.transposes} transpose(s)",
+            str(executor.report()),
+        )
+        steps = executor.plan({x: x.attrs["shape"]}).steps
+        self.assertEqual(found.transposes, sum(s.node.op.name == "transpose" for s in steps))
+        plain = ad.Executor([y], gpu(0))
+        plain.run({x: np.ones(x.attrs["shape"], np.float32)})
+        self.assertIsNone(plain.report().plans[0].last_channels)
 
     def test_a_residual_network_has_one_transpose_left(self) -> None:
         model = nn.ResNet50(10, seed=0)

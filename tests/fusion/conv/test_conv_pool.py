@@ -78,6 +78,11 @@ LAYERS = {
     "lenet's second": ((4, 6, 14, 14), dict(channels=6, filters=16, size=5)),
     "7 channels": ((937, 1, 12, 12), dict(channels=1, filters=7, size=5, padding=2)),
     "19 channels": ((3, 7, 14, 14), dict(channels=7, filters=19, size=5)),
+    "14 channels, of more columns than a vector": (
+        (3, 14, 11, 19), dict(channels=14, filters=5, size=3, padding=1)
+    ),
+    "23 channels": ((2, 23, 9, 10), dict(channels=23, filters=4, size=(4, 3))),
+    "few columns": ((2, 7, 6, 6), dict(channels=7, filters=3, size=3)),
     "one image": ((1, 3, 9, 11), dict(channels=3, filters=5, size=3, padding=1)),
     "no images": ((0, 3, 9, 11), dict(channels=3, filters=5, size=3)),
     "pool 3": ((5, 2, 13, 17), dict(channels=2, filters=9, size=3, padding=1, pool=3)),

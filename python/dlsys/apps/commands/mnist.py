@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...errors import NotApplicableError
 from ...runtime.device import Context
 from ...settings import settings
 from .. import hints
@@ -30,6 +31,11 @@ def run(options: argparse.Namespace, parser: Parser) -> None:
     """A run of each model asked for."""
     try:
         setups = chosen(options) if options.resume is None else [resumed(options)]
+        if options.conv_algo and all(setup.model in ALL for setup in setups):
+            raise UsageError(
+                f"--conv-algo is for what convolves, cnn and resnet; {setups[0].model} does not: "
+                "leave it out"
+            )
         ctx = choose_device(options.device)
         with _convolving_by(options.conv_algo):
             train(setups, ctx, options, parser.line)
@@ -42,11 +48,17 @@ def run(options: argparse.Namespace, parser: Parser) -> None:
 
 @contextlib.contextmanager
 def _convolving_by(rung: str | None) -> Iterator[None]:
-    """While it lasts, convolutions run by a rung of their ladder, or as before without one."""
+    """While it lasts, convolutions run by a rung of their ladder, or as before without one. What
+    they say of the setting is said of the option.
+    """
     before = settings.conv
     settings.conv = rung or before
     try:
         yield
+    except NotApplicableError as error:
+        raise NotApplicableError(
+            str(error).replace(f"DLSYS_CONV={rung}", f"--conv-algo {rung}")
+        ) from error
     finally:
         settings.conv = before
 

@@ -16,6 +16,8 @@ from ..recompute import Recomputed
 from ..run.runner import Runner, SegmentReport
 from .text import columns
 
+_LAYOUTS = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of (N, H, W, C) in (N, C, H, W), and back
+
 
 class NarrowSteps(NamedTuple):
     """What a plan does in floats of 16 bits: the steps that read or write them, those that only
@@ -29,6 +31,22 @@ class NarrowSteps(NamedTuple):
     def __str__(self) -> str:
         text = f"16 bits: {self.computing} steps, and {self.casting} that cast"
         return text + (f"; in float32: {_counted(self.wide)}" if self.wide else "")
+
+
+class LastChannels(NamedTuple):
+    """The convolutions of a plan whose images have their channels last, their gradients included,
+    and the transposes between that layout and the user's which no kernel took over, with the bytes
+    that they read and write.
+    """
+
+    convolutions: int
+    transposes: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        moved = f" of {self.nbytes:,} bytes" if self.transposes else ""
+        text = f"channels last: {self.convolutions} convolutions, {self.transposes} transpose(s)"
+        return text + moved
 
 
 class Exchange(NamedTuple):
@@ -65,9 +83,10 @@ class Exchange(NamedTuple):
 class PlanReport(NamedTuple):
     """One plan: the shapes of its feeds, its runs so far, and its pieces. One launch makes up to
     `unrolled` runs where many are queued. `algorithms` are those that the autotuner
-    selected, such as "conv2d by cudnn fft". `narrow` is None where nothing is of 16 bits.
-    `exchanged` has what is exchanged with other ranks, buckets of gradients among it.
-    `recomputed` says what runs twice to stay within the executor's memory.
+    selected, such as "conv2d by cudnn fft". `narrow` is None where nothing is of 16 bits,
+    `last_channels` where all images lie as the user's do. `exchanged` has what is exchanged with
+    other ranks, buckets of gradients among it. `recomputed` says what runs twice to stay within the
+    executor's memory.
     """
 
     feeds: tuple[tuple[str, tuple[int, ...]], ...]
@@ -78,6 +97,7 @@ class PlanReport(NamedTuple):
     unrolled: int = 1
     algorithms: tuple[str, ...] = ()
     narrow: NarrowSteps | None = None
+    last_channels: LastChannels | None = None
     exchanged: tuple[Exchange, ...] = ()
     recomputed: Recomputed | None = None
 
@@ -120,6 +140,8 @@ class Report(NamedTuple):
             lines += [f"    {_segment_text(segment)}" for segment in plan.segments]
             if plan.narrow is not None:
                 lines.append(f"    {plan.narrow}")
+            if plan.last_channels is not None:
+                lines.append(f"    {plan.last_channels}")
             if plan.exchanged:
                 total = sum(exchange.nbytes for exchange in plan.exchanged)
                 lines.append(f"    exchanged with other ranks a run, in bytes: {total:,}")
@@ -160,7 +182,6 @@ def plan_report(runner: Runner, recorder: Any = None) -> PlanReport:
     algorithms = tuple(f"{node.op.name} by {node.attrs['algorithm']}" for node in marked)
     counts = runner.runs, len(plan.steps), plan.arena_nbytes
     segments = tuple(runner.segments_report())
-    narrow = _narrow_steps(plan)
     step_ms = getattr(recorder, "step_ms", lambda plan: None)(plan)
     exchanged = tuple(
         _exchange(plan, k, None if step_ms is None else step_ms[k])
@@ -168,7 +189,15 @@ def plan_report(runner: Runner, recorder: Any = None) -> PlanReport:
         if step.node.op.communicates
     )
     return PlanReport(
-        feeds, *counts, segments, runner.unrolled, algorithms, narrow, exchanged, plan.recomputed
+        feeds,
+        *counts,
+        segments,
+        unrolled=runner.unrolled,
+        algorithms=algorithms,
+        narrow=_narrow_steps(plan),
+        last_channels=_last_channels(plan),
+        exchanged=exchanged,
+        recomputed=plan.recomputed,
     )
 
 
@@ -207,6 +236,17 @@ def _narrow_steps(plan: Plan) -> NarrowSteps | None:
         if not narrow and step.node.op.autocast == "bf16" and FLOAT32 in values:
             wide.append(step.node.op.name)
     return NarrowSteps(computing, casting, tuple(wide)) if computing or casting else None
+
+
+def _last_channels(plan: Plan) -> LastChannels | None:
+    kernels = [step.node.op.kernel or "" for step in plan.steps]
+    convolutions = [k for k in kernels if k.startswith("conv2d") and "channels_last" in k]
+    moved = [
+        sum(value.spec.nbytes for value in (*step.inputs, *step.outputs))
+        for step in plan.steps
+        if step.node.attrs.get("axes") in _LAYOUTS
+    ]
+    return LastChannels(len(convolutions), len(moved), sum(moved)) if convolutions else None
 
 
 def _segment_text(segment: SegmentReport) -> str:

@@ -27,7 +27,7 @@ from ...rungs import HEURISTIC, Algorithm, rung_of
 from ...runtime.device import Context, device_name, trim
 from ...runtime.library import load
 from ...runtime.target import target_of
-from ...settings import settings
+from ...settings import CONV_WORKSPACE, settings
 from ...system import at_fork
 from ..plan.memory import Plan
 from .microbenchmark import Microbenchmark
@@ -168,10 +168,12 @@ def _is_open(node: Node, ctx: Context) -> bool:
 
 
 def _environment(ctx: Context) -> str:
-    """The chip and library that measurements hold for."""
+    """The chip and library that measurements hold for, and what restricts them."""
     library = load()
-    own = ", own products" if settings.blas == "own" else ""
-    return f"{device_name(ctx)}, dlsys {library.version} {_digest(library.path)}{own}"
+    restrictions = ", own products" if settings.blas == "own" else ""
+    if settings.conv_workspace != CONV_WORKSPACE:
+        restrictions += f", {settings.conv_workspace} MiB of workspace"
+    return f"{device_name(ctx)}, dlsys {library.version} {_digest(library.path)}{restrictions}"
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from ...graph.spec import Spec
 from ...passes.pipeline import Options, Pass
 from ...passes.precision import of_products
 from ...passes.simplify import simplify
-from ...rungs import AUTO, Algorithm
+from ...rungs import AUTO, Algorithm, rung_of
 from ...runtime.library import load
 from ...runtime.target import Target
 from ...settings import settings
@@ -88,11 +88,12 @@ def _select(node: Node, target: Target) -> None:
         if ladder.kernel and target.has(ladder.kernel):
             there = ladder.rungs
         there = tuple(dict.fromkeys((*ladder.composed, *there)))
+        there += tuple(one for one in ladder.variants if rung_of(one) in there)
         if rung not in there or _is_integral(node):
             raise _refusal(node, rung, target, own is not None, there)
         attrs["algo"] = rung
         if not target.native:
-            attrs["algorithm"] = Algorithm(ladder.numpy.index(rung) + 1, rung)
+            attrs["algorithm"] = Algorithm(there.index(rung) + 1, rung)
     node.attrs = attrs
 
 

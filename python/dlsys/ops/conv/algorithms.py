@@ -8,7 +8,7 @@ is written in full.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -155,15 +155,17 @@ def sampled(product: np.ndarray, size: tuple[int, ...], count: Pair, step: Pair)
 
 
 class Winograd(Algorithm):
-    """F(2×2, 3×3) of Lavin and Gray, "Fast algorithms for convolutional neural networks" (2016):
-    y = Aᵀ[(G g Gᵀ) ∘ (Bᵀ d B)]A over tiles of 2×2 outputs, a GEMM for each of the 16 elements. The
-    filter's gradient is the adjoint of the same formula.
+    """F(m×m, 3×3) of Lavin and Gray, "Fast algorithms for convolutional neural networks" (2016):
+    y = Aᵀ[(G g Gᵀ) ∘ (Bᵀ d B)]A over tiles of m×m outputs, a GEMM for each of (m + 2)² elements.
+    The filter's gradient is the adjoint of the same formula. src/math/winograd.h says at which
+    points the matrices for m = 2 and 4 interpolate.
     """
 
     serves = "3×3 filters at stride 1 without dilation"
-    B: ClassVar = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], np.float64)
-    G: ClassVar = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
-    A: ClassVar = np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float64)
+
+    def __init__(self, Bt: Any, G: Any, At: Any) -> None:
+        self.B, self.G, self.A = (np.array(matrix, np.float64) for matrix in (Bt, G, At))
+        self.out, self.size = self.A.shape
 
     def fits(self, windows: Windows) -> bool:
         return windows.size == (3, 3) and windows.stride == windows.dilation == (1, 1)
@@ -176,46 +178,43 @@ class Winograd(Algorithm):
         self._correlate(dy, mirrored, (2 - windows.before[0], 2 - windows.before[1]), dx)
 
     def filter(self, windows: Windows, x: np.ndarray, dy: np.ndarray, df: np.ndarray) -> None:
-        left = elements(tiles(dy, (0, 0), windows.out, 2), self.A.T)
-        right = elements(tiles(x, windows.before, windows.out, 4), self.B)
-        sums = np.matmul(left, right.swapaxes(-1, -2))  # (16, groups, O, C)
+        left = elements(self._tiles(dy, (0, 0), windows.out, self.out), self.A.T)
+        right = elements(self._tiles(x, windows.before, windows.out, self.size), self.B)
+        sums = np.matmul(left, right.swapaxes(-1, -2))  # (size², groups, O, C)
         back = np.kron(self.G, self.G).astype(df.dtype)
         df[...] = np.tensordot(sums, back, (0, 0)).reshape(df.shape)
 
     def _correlate(self, x: np.ndarray, f: np.ndarray, before: Pair, y: np.ndarray) -> None:
         """y = the correlation of x, with rows and columns before it, and f."""
-        out = y.shape[3], y.shape[4]
-        right = elements(tiles(x, before, out, 4), self.B)  # (16, groups, C, tiles)
+        out, m = (y.shape[3], y.shape[4]), self.out
+        right = elements(self._tiles(x, before, out, self.size), self.B)
         forms = np.kron(self.G, self.G).astype(f.dtype)
         left = np.moveaxis(f.reshape(*f.shape[:3], 9) @ forms.T, 3, 0)
-        product = np.matmul(left, right)  # (16, groups, O, tiles)
+        product = np.matmul(left, right)  # (size², groups, O, tiles)
         back = np.kron(self.A, self.A).astype(y.dtype)
-        down, across = (-(-n // 2) for n in out)
-        made = np.tensordot(product, back, (0, 1))  # (groups, O, tiles, 4)
-        made = made.reshape(*made.shape[:2], len(y), down, across, 2, 2)
-        made = made.transpose(2, 0, 1, 3, 5, 4, 6).reshape(*y.shape[:3], 2 * down, 2 * across)
+        down, across = (-(-n // m) for n in out)
+        made = np.tensordot(product, back, (0, 1))  # (groups, O, tiles, m²)
+        made = made.reshape(*made.shape[:2], len(y), down, across, m, m)
+        made = made.transpose(2, 0, 1, 3, 5, 4, 6).reshape(*y.shape[:3], m * down, m * across)
         y[...] = made[..., : out[0], : out[1]]
 
-
-def tiles(x: np.ndarray, before: Pair, out: Pair, size: int) -> np.ndarray:
-    """Tiles of size × size at every second pixel of the padded images (N, groups, C, H, W), as many
-    as outputs take: (groups, C, N, down, across, size²).
-    """
-    counts = [-(-n // 2) for n in out]
-    extents = [2 * (n - 1) + size for n in counts]
-    padded = np.zeros((*x.shape[:3], *extents), x.dtype)
-    into, taken = [], []
-    for axis in (0, 1):
-        start = max(before[axis], 0)
-        stop = min(before[axis] + x.shape[3 + axis], extents[axis])
-        into.append(slice(start, max(start, stop)))
-        taken.append(slice(start - before[axis], max(start, stop) - before[axis]))
-    padded[at(into)] = x[at(taken)]
-    seen = np.lib.stride_tricks.sliding_window_view(padded, (size, size), (3, 4))[
-        ..., ::2, ::2, :, :
-    ]
-    seen = np.moveaxis(seen, 0, 2)
-    return seen.reshape(*seen.shape[:5], size * size)
+    def _tiles(self, x: np.ndarray, before: Pair, out: Pair, size: int) -> np.ndarray:
+        """Tiles of size × size at every m-th pixel of the padded images (N, groups, C, H, W), as
+        many as outputs take: (groups, C, N, down, across, size²).
+        """
+        m = self.out
+        extents = [m * (-(-n // m) - 1) + size for n in out]
+        padded = np.zeros((*x.shape[:3], *extents), x.dtype)
+        into, taken = [], []
+        for axis in (0, 1):
+            start = max(before[axis], 0)
+            stop = min(before[axis] + x.shape[3 + axis], extents[axis])
+            into.append(slice(start, max(start, stop)))
+            taken.append(slice(start - before[axis], max(start, stop) - before[axis]))
+        padded[at(into)] = x[at(taken)]
+        seen = np.lib.stride_tricks.sliding_window_view(padded, (size, size), (3, 4))
+        seen = np.moveaxis(seen[..., ::m, ::m, :, :], 0, 2)
+        return seen.reshape(*seen.shape[:5], size * size)
 
 
 def elements(tiles: np.ndarray, matrix: np.ndarray) -> np.ndarray:
@@ -225,10 +224,27 @@ def elements(tiles: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return np.moveaxis(flat @ both.T, 3, 0)
 
 
+F2 = Winograd(
+    [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]],
+    [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
+    [[1, 1, 1, 0], [0, 1, -1, -1]],
+)
+_b = 2**0.5
+F4 = Winograd(
+    [[1, 0, -2.5, 0, 1, 0], [0, -_b, -2, _b / 2, 1, 0], [0, _b, -2, -_b / 2, 1, 0],
+     [0, -_b / 2, -0.5, _b, 1, 0], [0, _b / 2, -0.5, -_b, 1, 0], [0, 1, 0, -2.5, 0, 1]],
+    [[1, 0, 0], [-2 / 3, -_b / 3, -1 / 3], [-2 / 3, _b / 3, -1 / 3],
+     [1 / 6, _b / 6, 1 / 3], [1 / 6, -_b / 6, 1 / 3], [0, 0, 1]],
+    [[1, 1, 1, 1, 1, 0], [0, _b / 2, -_b / 2, _b, -_b, 0], [0, 0.5, 0.5, 2, 2, 0],
+     [0, _b / 4, -_b / 4, 2 * _b, -2 * _b, 1]],
+)  # fmt: skip
+
 ALGORITHMS: dict[str, Algorithm] = {
     "naive": Naive(),
     "fft": Fft(),
-    "winograd": Winograd(),
+    "winograd": F2,
+    "winograd 2x2": F2,
+    "winograd 4x4": F4,
     "implicit": Implicit(),
 }
 

@@ -1,5 +1,6 @@
 // How a consumer's part of a tile gets to memory: in boxes by way of shared memory and TMA, or
-// straight from registers, with what is asked about its columns: moments, sums of a gradient.
+// straight from registers, with what is asked about its columns: moments, sums of a gradient. Where
+// a tile is short, this limits it more than its products do.
 #pragma once
 #include "cuda/gemm/hopper/panels.cuh"
 #include "cuda/pointwise/vector.cuh"

@@ -1,4 +1,6 @@
-// Epilogues of a tile, as it is stored: bias, activation, and the gradient of one by the side.
+// Epilogues of a tile, as it is stored: bias, activation, and the gradient of one by the side. They
+// work on pairs of accumulators in registers, and take exponentials and quotients by the special
+// function unit, whose rate limits them.
 #pragma once
 #include "cuda/gemm/hopper/boxes.cuh"
 #include "cuda/gemm/hopper/multiply.cuh"

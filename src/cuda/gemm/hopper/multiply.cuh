@@ -1,5 +1,6 @@
 // What a consumer multiplies: panels in shared memory by wgmma into accumulators in registers, and
-// the sums of A beside them. hopper/fragments.cuh has the products of A in registers.
+// the sums of A beside them. hopper/fragments.cuh has the products of A in registers. Tensor cores
+// limit it, where panels are there in time.
 #pragma once
 #include "cuda/gemm/hopper/panels.cuh"
 

@@ -1,5 +1,6 @@
 // Tiles that several clusters compute, each a split of K: parts are written to memory, and are
-// added in the order of K, in registers by the first of few or in slices by all of many.
+// added in the order of K, in registers by the first of few or in slices by all of many. What it
+// takes to wait for the last part limits how many splits are worth it.
 #pragma once
 #include "cuda/gemm/hopper/epilogue.cuh"
 
