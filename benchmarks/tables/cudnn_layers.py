@@ -39,7 +39,8 @@ def table(results: Results) -> str:
         "Microseconds, medians, and the share of the bandwidth; errors relative to the largest "
         f"value, against float64. {record['cudnn']}."
     )
-    return f"{rows(head, body)}\n\n{note} {source(record)}"
+    told = filter(None, (note, record.get("note", ""), source(record)))
+    return f"{rows(head, body)}\n\n{' '.join(told)}"
 
 
 def _cell(side: dict[str, Any]) -> str:

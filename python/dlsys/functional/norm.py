@@ -35,8 +35,8 @@ def batch_norm(
     momentum · new (the variance times n / (n - 1)) in every step that an optimizer makes. Otherwise
     the running statistics are used. Floats keep their dtype; over x of 16 bits the statistics are
     float32. running_mean and running_var: Parameters, (C,), or None in training. algo: "cudnn"
-    computes the training form with its gradient, or the inference form, by cuDNN on a GPU; without
-    it DLSYS_BATCH_NORM counts.
+    computes the training form with its gradient, or the inference form, by cuDNN on a GPU, where
+    sums of gradients may not reach 1e9; without it DLSYS_BATCH_NORM counts.
 
     ShapeError where extents differ, GraphError for running statistics that are missing, and where
     the number of channels is not known; NotApplicableError at the first run where the device lacks

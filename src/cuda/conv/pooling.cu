@@ -291,21 +291,6 @@ __global__ void AvgPoolGradientKernel(const Windows p, const float* dy, float* d
   }
 }
 
-// The gradient for windows side by side, of which none is cut: at most one covers an element.
-template <class Index>
-__global__ void AvgPoolTilesGradientKernel(const Windows p, const float* dy, float* dx,
-                                           int64_t numel) {
-  const float elements = (float)p.window_h * (float)p.window_w;
-  for (int64_t k = FirstItem(); k < numel; k += ItemStep()) {
-    const Position position = PositionOf((Index)k, p.in);
-    const int i = position.h / p.stride_h, j = position.w / p.stride_w;
-    float sum = 0.f;
-    if (i < p.out_h && j < p.out_w)
-      sum += dy[position.nc * p.OutSize() + i * p.out_w + j] / elements;
-    dx[k] = sum;
-  }
-}
-
 // ---- launchers ----
 
 Windows WindowsOf(const Pool& p, HW after = {0, 0}, bool count_padding = false) {
@@ -408,13 +393,6 @@ void AvgPool2dGradient(const DLArray* dy, DLArray* dx, Struct<WindowOptions> win
   Enter(op, dx, dy);
   const Pool p = CheckedPool(op, dx, dy, *windows);
   const int64_t numel = Numel(dx);
-  const bool tiles = p.window == p.stride && p.pad == HW{0, 0} && p.out.h * p.stride.h <= p.in.h &&
-                     p.out.w * p.stride.w <= p.in.w;
-  if (tiles)
-    return Launch(
-        op,
-        Fits32(numel) ? AvgPoolTilesGradientKernel<unsigned> : AvgPoolTilesGradientKernel<int64_t>,
-        Blocks(numel), kThreads, 0, stream, WindowsOf(p), In(op, dy), Out(op, dx), numel);
   Launch(op, Fits32(numel) ? AvgPoolGradientKernel<unsigned> : AvgPoolGradientKernel<int64_t>,
          Blocks(numel), kThreads, 0, stream, WindowsOf(p, windows->after, padding != 0), In(op, dy),
          Out(op, dx), numel);

@@ -145,7 +145,6 @@ class _Lowering:
             inputs = [x, y, user.inputs[0]]
             with attributed_to(user):
                 gradient = max_pool_gradient(*inputs, body=close(inputs, [user]))
-            gradient.inputs[1] = made
             gradient.stand_for(user)
             self.replaced[user] = gradient
             self._done.add(user)
