@@ -8,6 +8,7 @@
 
 #include "cuda/gemm/hopper/kernel.cuh"
 #include "cuda/instructions/tensor_map.cuh"
+#include "cuda/runtime/zeroed.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -83,12 +84,6 @@ inline bool AllInBoxes(const Config& config, int64_t panels) {
   return true;
 }
 
-static __global__ void ZeroKernel(unsigned* counters, int count) {
-  TriggerProgrammaticLaunch();  // the GEMM is set up while this waits
-  GridDependencySynchronize();
-  for (int64_t i = FirstItem(); i < count; i += ItemStep()) counters[i] = 0;
-}
-
 struct Maps {
   CUtensorMap a, b, c, other;  // those of C, and of its side or C before its activation, of 16 rows
 };
@@ -124,20 +119,16 @@ void LaunchTiles(const char* op, DLContext ctx, const Config& config, const Maps
   const int64_t tiles = (int64_t)params.row_tiles * params.col_tiles * params.batch;
   const int most = Multiprocessors(ctx.device_id) / T::kCluster;
   const int clusters = params.split_tiles ? most : (int)std::min<int64_t>(most, tiles);
-  std::optional<Scratch> partial, arrivals;
+  std::optional<Scratch> partial;
   const int64_t parts = params.split_tiles + params.workers + (params.in_boxes ? 0 : clusters);
   if (parts) {
     const int64_t of_part = T::kCluster * T::kParts * T::kQuads * 128 * (int64_t)sizeof(float4);
     partial.emplace(ctx, parts * of_part, stream);
     params.partial = (float4*)partial->data();
   }
-  if (params.split_tiles) {
-    const int counters = params.split_tiles * T::kCluster * T::kParts;
-    arrivals.emplace(ctx, counters * (int64_t)sizeof(unsigned), stream);
-    params.arrivals = (unsigned*)arrivals->data();
-    LaunchClusters(op, ZeroKernel, Blocks(counters), 1, kThreads, 0, true, stream, params.arrivals,
-                   counters);
-  }
+  if (params.split_tiles)
+    params.arrivals =
+        ZeroedCounters(op, ctx.device_id, params.split_tiles * T::kCluster * T::kParts, stream);
   LaunchClusters(op, GemmKernel<E, T, Source, kExact>, (unsigned)(clusters * T::kCluster),
                  T::kCluster, T::kThreads, T::kSharedNbytes, true, stream, maps.a, maps.b, maps.c,
                  maps.other, params, layout);
