@@ -60,15 +60,20 @@ inline Config Estimated(const TileTime& time, const Extents& of, int multiproces
                                   is_large ? of.nbytes / kMemoryNbytesUs : 0);
   Config best{index, 0, 0, std::max(read_us, (double)(waves + (left > 0)) * tile_us(of.panels))};
   if (!left || !may_split || left * of.panels * clusters > INT32_MAX) return best;
-  for (const int64_t workers : {clusters, clusters / left * left}) {
+  const auto consider = [&](int64_t workers) {
     const int64_t share = CeilDiv(left * of.panels, workers), parts = left + workers;
-    if (workers == left || left * of.panels / workers < 2) continue;
+    if (workers == left || left * of.panels / workers < 2) return;
     const double nbytes = (double)(parts * time.cluster * time.tile_m * time.tile_n) * 8;
     const double main_us = std::max(read_us, (double)waves * tile_us(of.panels) + tile_us(share));
     const double us =
         main_us * (is_large && workers % left ? kApart : 1) + kSplitUs + nbytes / kPartialNbytesUs;
     if (us < best.us) best = {index, (int)left, (int)workers, us};
-  }
+  };
+  consider(clusters);
+  consider(clusters / left * left);
+  // Where K is too short for all clusters to have two panels, fewer share the tiles of a product.
+  const bool is_short = of.nbytes > 0 && left * of.panels < 2 * clusters;
+  for (int64_t splits = of.panels / 2; is_short && splits > 1; splits /= 2) consider(left * splits);
   return best;
 }
 
