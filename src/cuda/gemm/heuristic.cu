@@ -193,7 +193,7 @@ constexpr double kCublasFewNumel = 1e6;
 constexpr double kCublasNbytesUs = 3.3e6;
 constexpr double kCublasVectorUs = 2.5, kCublasVectorNbytesUs = 4e6;  // of one row or column
 constexpr double kCublasSplitUs = 4, kCublasSplitUsOf16 = 8, kCublasSplitNumel = 128 * 128;
-constexpr double kCublasSplitUsOfNarrow = 6.5;
+constexpr double kCublasSplitUsOfNarrow = 3;
 constexpr double kEpilogueNbytesUs = 3e6;
 constexpr double kWidenNbytesUs = 3e6;  // of copies in float32, bytes a us
 

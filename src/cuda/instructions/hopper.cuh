@@ -74,6 +74,12 @@ __device__ __forceinline__ void CountReleased(unsigned* count) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(__cvta_generic_to_global(count))
                : "memory");
 }
+// The same, from `last` on to zero.
+__device__ __forceinline__ void CountReleased(unsigned* count, unsigned last) {
+  asm volatile("red.release.gpu.global.inc.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(count)),
+               "r"(last)
+               : "memory");
+}
 // Orders ordinary accesses of global memory, of this thread or known to it, and copies by the TMA.
 __device__ __forceinline__ void FenceGlobalForCopies() {
   asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -10,6 +10,7 @@
 #include "cuda/runtime/pinned.cuh"
 #include "cuda/runtime/staging.cuh"
 #include "cuda/runtime/stream_order.cuh"
+#include "cuda/runtime/zeroed.cuh"
 #include "runtime/counters.h"
 #include "runtime/device.h"
 
@@ -91,6 +92,7 @@ DLStream StreamCreate(int id) {
 
 void StreamFree(int id, DLStream stream) {
   Use("free a stream", id);
+  FreeCountersOf(id, stream);
   const cudaError_t status = cudaStreamDestroy(Native(stream));
   if (status != cudaErrorCudartUnloading) Check("free a stream", status);
 }

@@ -22,6 +22,7 @@
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/pinned.cuh"
 #include "cuda/runtime/stream_order.cuh"
+#include "cuda/runtime/zeroed.cuh"
 #include "runtime/counters.h"
 #include "runtime/device.h"
 
@@ -225,6 +226,7 @@ class DependencyBuilder {
     allow_pdl = true;
     next_dependencies = nullptr;
     next_arrival = nullptr;
+    graph_counters = nullptr;
     ready_inputs = 0;
   }
 
@@ -311,6 +313,7 @@ struct CudaGraph : CapturedGraph {
   void Replay(DLStream on, int64_t times) override {
     Use("replay", id);
     stream = Native(on);
+    counters.Clear("replay", stream);
     for (int64_t k = 0; k < times; k++) {
       inputs.Enable(exec, k == 0);
       if (k == 0) inputs.Update(exec);
@@ -366,6 +369,7 @@ struct CudaGraph : CapturedGraph {
 
   const int id;
   GraphCopies inputs, outputs;
+  GraphCounters counters;
   Replays* replays = nullptr;
   volatile uint32_t* seen = nullptr;      // the replays whose results have arrived in pinned memory
   volatile uint64_t* elements = nullptr;  // of a small result, with the replay that made each
@@ -385,6 +389,7 @@ void CaptureInto(CudaGraph* graph, cudaStream_t stream, const CaptureRequest& re
   may_leave_faults = false;
   try {
     DependencyBuilder builder(request.streams, request.count + 2, stream);
+    graph_counters = &graph->counters;
     builder.Capture(0, [&] { graph->inputs.Launch(stream); });
     for (int64_t k = 0; k < request.count; k++) {
       if (graph->in_place && k + 1 == request.count) {

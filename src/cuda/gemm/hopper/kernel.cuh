@@ -113,7 +113,7 @@ __device__ __forceinline__ void Consume(const CUtensorMap* map_c, const CUtensor
   // last that it makes.
   Segments<T> again(params);
   while (again.Next(segment) && segment.tile < params.split_tiles)
-    if (segment.splits > 1 && !(params.in_boxes && segment.splits <= kMostOwned))
+    if (segment.splits > 1 && !IsOwned(params, segment))
       StoreSlice<R, T, Source>(params, segment, origin_of(segment), rank, part, consumer);
 }
 

@@ -8,6 +8,7 @@
 
 #include "cuda/gemm/hopper/kernel.cuh"
 #include "cuda/instructions/tensor_map.cuh"
+#include "cuda/runtime/zeroed.cuh"
 
 namespace dlsys {
 namespace cuda {
@@ -59,15 +60,20 @@ inline Config Estimated(const TileTime& time, const Extents& of, int multiproces
                                   is_large ? of.nbytes / kMemoryNbytesUs : 0);
   Config best{index, 0, 0, std::max(read_us, (double)(waves + (left > 0)) * tile_us(of.panels))};
   if (!left || !may_split || left * of.panels * clusters > INT32_MAX) return best;
-  for (const int64_t workers : {clusters, clusters / left * left}) {
+  const auto consider = [&](int64_t workers) {
     const int64_t share = CeilDiv(left * of.panels, workers), parts = left + workers;
-    if (workers == left || left * of.panels / workers < 2) continue;
+    if (workers == left || left * of.panels / workers < 2) return;
     const double nbytes = (double)(parts * time.cluster * time.tile_m * time.tile_n) * 8;
     const double main_us = std::max(read_us, (double)waves * tile_us(of.panels) + tile_us(share));
     const double us =
         main_us * (is_large && workers % left ? kApart : 1) + kSplitUs + nbytes / kPartialNbytesUs;
     if (us < best.us) best = {index, (int)left, (int)workers, us};
-  }
+  };
+  consider(clusters);
+  consider(clusters / left * left);
+  // Where K is too short for all clusters to have two panels, fewer share the tiles of a product.
+  const bool is_short = of.nbytes > 0 && left * of.panels < 2 * clusters;
+  for (int64_t splits = of.panels / 2; is_short && splits > 1; splits /= 2) consider(left * splits);
   return best;
 }
 
@@ -81,12 +87,6 @@ inline bool AllInBoxes(const Config& config, int64_t panels) {
     if (worker_at(first + panels - 1) - worker_at(first) >= kMostOwned) return false;
   }
   return true;
-}
-
-static __global__ void ZeroKernel(unsigned* counters, int count) {
-  TriggerProgrammaticLaunch();  // the GEMM is set up while this waits
-  GridDependencySynchronize();
-  for (int64_t i = FirstItem(); i < count; i += ItemStep()) counters[i] = 0;
 }
 
 struct Maps {
@@ -124,20 +124,16 @@ void LaunchTiles(const char* op, DLContext ctx, const Config& config, const Maps
   const int64_t tiles = (int64_t)params.row_tiles * params.col_tiles * params.batch;
   const int most = Multiprocessors(ctx.device_id) / T::kCluster;
   const int clusters = params.split_tiles ? most : (int)std::min<int64_t>(most, tiles);
-  std::optional<Scratch> partial, arrivals;
+  std::optional<Scratch> partial;
   const int64_t parts = params.split_tiles + params.workers + (params.in_boxes ? 0 : clusters);
   if (parts) {
     const int64_t of_part = T::kCluster * T::kParts * T::kQuads * 128 * (int64_t)sizeof(float4);
     partial.emplace(ctx, parts * of_part, stream);
     params.partial = (float4*)partial->data();
   }
-  if (params.split_tiles) {
-    const int counters = params.split_tiles * T::kCluster * T::kParts;
-    arrivals.emplace(ctx, counters * (int64_t)sizeof(unsigned), stream);
-    params.arrivals = (unsigned*)arrivals->data();
-    LaunchClusters(op, ZeroKernel, Blocks(counters), 1, kThreads, 0, true, stream, params.arrivals,
-                   counters);
-  }
+  if (params.split_tiles)
+    params.arrivals =
+        ZeroedCounters(op, ctx.device_id, params.split_tiles * T::kCluster * T::kParts, stream);
   LaunchClusters(op, GemmKernel<E, T, Source, kExact>, (unsigned)(clusters * T::kCluster),
                  T::kCluster, T::kThreads, T::kSharedNbytes, true, stream, maps.a, maps.b, maps.c,
                  maps.other, params, layout);

@@ -8,6 +8,10 @@ namespace dlsys {
 namespace cuda {
 namespace hopper {
 
+// Under ping-pong both consumers make slices of tiles that are split.
+template <class T>
+constexpr int kSlicesOfSplit = T::kPingPong ? T::kConsumers : 1;
+
 // Where a part of a tile lies, as consumers hold it: quads of accumulators, by thread.
 template <class T>
 __device__ __forceinline__ float4* PartialOf(const Params& params, int slot, uint32_t rank,
@@ -15,11 +19,35 @@ __device__ __forceinline__ float4* PartialOf(const Params& params, int slot, uin
   const int64_t at = ((int64_t)slot * T::kCluster + rank) * T::kParts + part;
   return params.partial + at * T::kQuads * 128;
 }
+
+// How a tile's splits wait for each other: a counter of those that are written, and then of those
+// who have waited for that, whose last one leaves it at zero.
 template <class T>
-__device__ __forceinline__ unsigned* ArrivalsOf(const Params& params, const Segment& segment,
-                                                uint32_t rank, int part) {
-  return params.arrivals + (segment.tile * T::kCluster + (int)rank) * T::kParts + part;
-}
+class SplitCounter {
+ public:
+  __device__ __forceinline__ SplitCounter(const Params& params, const Segment& segment,
+                                          uint32_t rank, int part)
+      : counter_(params.arrivals + (segment.tile * T::kCluster + (int)rank) * T::kParts + part) {
+    // The first split waits for the others or, where each makes a slice, all consumers for all.
+    const bool owned = IsOwned(params, segment);
+    const int slices = segment.splits * kSlicesOfSplit<T>;
+    written_ = segment.splits - owned;
+    last_ = written_ + (owned ? 1 : slices) - 1;
+  }
+  // A thread of the consumer that wrote a split counts it, behind a barrier of that.
+  __device__ __forceinline__ void Count() const { CountReleased(counter_, last_); }
+  // A consumer waits until all that it adds are written.
+  __device__ __forceinline__ void Wait(int consumer) const {
+    if (threadIdx.x % 128 == 0)
+      while (LoadAcquire(counter_) < written_) __nanosleep(64);
+    SyncThreads(1 + consumer, 128);
+    if (threadIdx.x % 128 == 0) Count();
+  }
+
+ private:
+  unsigned* const counter_;
+  unsigned written_, last_;
+};
 
 // The quads of a thread that hold columns of a tile.
 template <class T>
@@ -42,14 +70,7 @@ __device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Par
   }
   __threadfence();
   SyncThreads(1 + consumer, 128);
-  if (thread == 0 && segment.splits > 1) CountUp(ArrivalsOf<T>(params, segment, rank, part));
-}
-
-// Waits until `count` splits of a tile are written.
-__device__ __forceinline__ void WaitForSplits(const unsigned* arrivals, int count, int consumer) {
-  if (threadIdx.x % 128 == 0)
-    while (LoadAcquire(arrivals) < (unsigned)count) __nanosleep(64);
-  SyncThreads(1 + consumer, 128);
+  if (thread == 0 && segment.splits > 1) SplitCounter<T>(params, segment, rank, part).Count();
 }
 
 // Adds the other splits of a tile to the first, which accumulators hold.
@@ -58,7 +79,7 @@ __device__ __forceinline__ void AddPartials(Accumulators<T>& d, const Params& pa
                                             const Segment& segment, uint32_t rank, int part,
                                             int consumer) {
   constexpr int kAtOnce = 8;
-  WaitForSplits(ArrivalsOf<T>(params, segment, rank, part), segment.splits - 1, consumer);
+  SplitCounter<T>(params, segment, rank, part).Wait(consumer);
 #pragma unroll 1
   for (int split = 1; split < segment.splits; split++) {
     const float4* from = PartialOf<T>(params, segment.slot + split, rank, part) + threadIdx.x % 128;
@@ -115,13 +136,12 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
   const int width = WidthOf<T>(params, origin, kTransposed<Source>);
   const int items = QuadsOf<T>(width) * 128;
   const int thread = threadIdx.x % 128;
-  const unsigned* arrivals = ArrivalsOf<T>(params, segment, rank, part);
   if (segment.splits > 1)
-    WaitForSplits(arrivals, segment.splits, consumer);
+    SplitCounter<T>(params, segment, rank, part).Wait(consumer);
   else
     SyncThreads(1 + consumer, 128);
-  // Under ping-pong both consumers make slices, of whole tiles the one that has multiplied it.
-  const int in_split = T::kPingPong && segment.splits > 1 ? T::kConsumers : 1;
+  // Of whole tiles the consumer that has multiplied one makes a slice.
+  const int in_split = segment.splits > 1 ? kSlicesOfSplit<T> : 1;
   const int slice = segment.split * in_split + (in_split > 1 ? consumer : 0);
   const int begin = items * slice / (segment.splits * in_split);
   const int end = items * (slice + 1) / (segment.splits * in_split);

@@ -91,7 +91,7 @@ struct Params {
   // workers: so many of the clusters. Where a worker begins repeats every so many tiles, by groups.
   int split_tiles, workers, groups;
   float4* partial;     // of the parts of tiles
-  unsigned* arrivals;  // zeros, by tile, block of the cluster and consumer
+  unsigned* arrivals;  // zeros, by tile, block of the cluster and consumer, and so again
   void* c;
   void* before;  // of C's shape: C before its activation or, with `slope`, the
   bool slope;    // derivative of that, quantized to uint8; or null
@@ -115,9 +115,12 @@ struct Segment {
 
 // Of so few splits the first gets the sums of the others, of more each makes a slice.
 constexpr int kMostOwned = 4;
-// True where the cluster that makes the segment stores its tile from registers.
+// True where one cluster stores the tile of the segment from registers, and that which makes it.
+__device__ __forceinline__ bool IsOwned(const Params& params, const Segment& segment) {
+  return params.in_boxes && segment.splits <= kMostOwned;
+}
 __device__ __forceinline__ bool IsInBoxes(const Params& params, const Segment& segment) {
-  return params.in_boxes && segment.split == 0 && segment.splits <= kMostOwned;
+  return IsOwned(params, segment) && segment.split == 0;
 }
 
 // The segments of a cluster: its share of the tiles that are split, then every so-many-th of those

@@ -69,6 +69,12 @@ inline unsigned LoadAcquire(const unsigned* count) {
   return __atomic_load_n(count, __ATOMIC_ACQUIRE);
 }
 inline void CountReleased(unsigned* count) { atomicAdd(count, 1u); }
+inline void CountReleased(unsigned* count, unsigned last) {
+  unsigned now = LoadAcquire(count);
+  while (!__atomic_compare_exchange_n(count, &now, now >= last ? 0 : now + 1, false,
+                                      __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+  }
+}
 inline void FenceGlobalForCopies() {}
 
 inline void SyncThreads(int number, int threads) { emulator::MeetNumbered(number, threads); }
