@@ -101,6 +101,13 @@ class Learn(unittest.TestCase):
             for rung in ("naive", "im2col", "winograd", "implicit"):
                 self.assertRegex(out, rf"{rung} \(fp32\) .* error at most \d+\.\d x")
 
+    @require(cpu(0))
+    def test_the_heuristic_comes_first(self) -> None:
+        """Of operands that repeat the numbers that are drawn."""
+        auto, *rungs = climb(cpu(0), Shape(1100, 40, 1000, True), auto=True)
+        self.assertEqual((auto.algorithm, rungs[0].algorithm), ("auto", "naive"))
+        self.assertLess(max(one.error for one in (auto, *rungs)), 1000)
+
     @require(gpu(0))
     def test_products_of_16_bits(self) -> None:
         found = list(climb(gpu(0), Shape(33, 24, 48), ("bf16", "fp32", "fp16")))
