@@ -62,6 +62,17 @@ __device__ __forceinline__ float Reciprocal(float x) {
   return y;
 }
 
+// The larger of two numbers, NaN where one of them is.
+__device__ __forceinline__ float MaxOrNan(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+#else
+  return a != a || a > b ? a : b;
+#endif
+}
+
 // ---- copies to shared memory that are under way while the thread goes on ----
 
 // Begins to copy 16 bytes, both sides aligned, or writes zeros. Before sm_80 it is done on return.

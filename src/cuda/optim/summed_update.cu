@@ -15,9 +15,11 @@ namespace dlsys {
 namespace cuda {
 namespace {
 
-constexpr int kLanes = 16, kRows = 16;  // threads side by side, each with four columns; and down
-constexpr int kColumns = 4 * kLanes;    // of a block
-static_assert(kLanes * kRows == kThreads && kColumns <= kThreads, "a thread steps one element");
+constexpr int kWarps = kThreads / 32;
+// Threads side by side, each with four columns: few where these are few, for more blocks then add
+// them, and a thread has fewer parts.
+constexpr int kManyLanes = 16, kFewLanes = 4;
+static_assert(4 * kManyLanes <= kThreads && kManyLanes < 32, "a thread steps one element");
 
 template <int kStates>
 struct Member {
@@ -34,11 +36,11 @@ struct Members {
 
 // ---- kernels ----
 
-template <class Rule>
+template <class Rule, int kLanes>
 __global__ void SummedUpdateKernel(const __grid_constant__ Members<Rule::kStates> members,
                                    rule::Source source) {
-  constexpr int kStates = Rule::kStates;
-  __shared__ __align__(16) float sums[kRows][kColumns];
+  constexpr int kStates = Rule::kStates, kColumns = 4 * kLanes, kRows = kThreads / kLanes;
+  __shared__ __align__(16) float sums[kWarps][kColumns];
   __shared__ rule::Step<Rule> shared;
   int k = 0;
   while (k + 1 < members.count && (int)blockIdx.x >= members.member[k + 1].first_block) k++;
@@ -71,13 +73,18 @@ __global__ void SummedUpdateKernel(const __grid_constant__ Members<Rule::kStates
       for (int e = 0; e < 4; e++)
         if (column + e < of.size) sum[e] += from[e];
   }
-  *(float4*)&sums[row][4 * lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+#pragma unroll
+  for (int distance = kLanes; distance < 32; distance *= 2)
+#pragma unroll
+    for (int e = 0; e < 4; e++) sum[e] += __shfl_xor_sync(0xffffffffu, sum[e], distance);
+  if ((int)threadIdx.x % 32 < kLanes)
+    *(float4*)&sums[threadIdx.x / 32][4 * lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
   if (threadIdx.x == 0) shared = source.Make<Rule>(seen);
   __syncthreads();
   if (!steps) return;
   float gradient = 0.f;
 #pragma unroll
-  for (int r = 0; r < kRows; r++) gradient += sums[r][threadIdx.x];
+  for (int w = 0; w < kWarps; w++) gradient += sums[w][threadIdx.x];
   shared(states, gradient);
 #pragma unroll
   for (int j = 0; j < kStates; j++) of.states[j][at] = states[j];
@@ -134,16 +141,23 @@ template <class Rule>
 void RunSummedUpdate(const char* op, const SummedParameter<Rule::kStates>* parameters, int count,
                      const rule::Source& source, int device, DLStream stream) {
   Members<Rule::kStates> members = {};
+  int64_t many = 0;  // blocks of many lanes
+  for (int k = 0; k < count; k++) many += CeilDiv(parameters[k].size, 4 * kManyLanes);
+  const bool few = 2 * many < Multiprocessors(device);
+  const int columns = 4 * (few ? kFewLanes : kManyLanes);
   unsigned blocks = 0;
   for (int k = 0; k < count; k++) {
     const SummedParameter<Rule::kStates>& of = parameters[k];
     if (of.size == 0) continue;
-    const bool aligned = (of.size | of.pitch) % 4 == 0 && Aligned16(of.parts);
+    const bool aligned =
+        of.pitch % 4 == 0 && Aligned16(of.parts) && RoundUp(of.size, 4) <= of.pitch;
     members.member[members.count++] = {of, (int)blocks, aligned};
-    blocks += (unsigned)CeilDiv(of.size, kColumns);
+    blocks += (unsigned)CeilDiv(of.size, columns);
   }
-  LaunchSmall(op, SummedUpdateKernel<Rule>, blocks, 1, kThreads, 0, ComputeMajor(device) >= 9,
-              stream, members, source);
+  const auto kernel =
+      few ? SummedUpdateKernel<Rule, kFewLanes> : SummedUpdateKernel<Rule, kManyLanes>;
+  LaunchSmall(op, kernel, blocks, 1, kThreads, 0, ComputeMajor(device) >= 9, stream, members,
+              source);
 }
 
 #define DLSYS_RUN(Rule)                                                                       \

@@ -94,6 +94,8 @@ LAYERS = {
     "1 x 1": ((3, 5, 6, 7), dict(channels=5, filters=3, size=1)),
     "same": ((3, 3, 11, 9), dict(channels=3, filters=8, size=4, padding="same", pool=3)),
     "more filters": ((2, 3, 12, 12), dict(channels=3, filters=37, size=3, padding=1)),
+    "64 filters": ((2, 3, 8, 8), dict(channels=3, filters=64, size=3, padding=1)),
+    "9 channels of many images": ((300, 9, 8, 7), dict(channels=9, filters=17, size=3, padding=1)),
     "one filter of many offsets": ((2, 40, 6, 6), dict(channels=40, filters=1, size=5)),
 }  # fmt: skip
 

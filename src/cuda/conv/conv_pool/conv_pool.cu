@@ -97,7 +97,11 @@ __global__ void __launch_bounds__(MostThreads(kOutputs), 4 * kThreads / MostThre
       const int of_all = item / t.of_patches, patch = item - of_all * patches;
       const int group = of_all / count, image = of_all - group * count;
       const int i = patch / t.of_across, j = patch - i * t.across;
-      float sum[kOutputs][kSide * kSide] = {};
+      float sum[kOutputs][kSide * kSide];
+#pragma unroll
+      for (int k = 0; k < kOutputs * kSide * kSide; k++)
+        sum[k / (kSide * kSide)][k % (kSide * kSide)] =
+            biases[min(group * kOutputs + k / (kSide * kSide), t.outputs - 1)];
       const float* corner =
           input + image * t.channels * t.frame.channel_pitch + (i * t.frame.pitch + j) * kSide;
       Correlate<kKernelW, kSide, kOutputs>(corner, t.channels, t.frame, t.kh, t.kw,
@@ -107,8 +111,7 @@ __global__ void __launch_bounds__(MostThreads(kOutputs), 4 * kThreads / MostThre
 #pragma unroll
       for (int o = 0; o < kOutputs; o++) {
         if (o >= outputs) break;
-        Pool(sum[o], biases[group * kOutputs + o], t.relu, y + at + o * patches,
-             code + at + o * patches);
+        Pool(sum[o], t.relu, y + at + o * patches, code + at + o * patches);
       }
     }
   }
@@ -496,17 +499,12 @@ void Conv2dPoolDataGradient(const DLArray* f, const DLArray* dy, const DLArray* 
   const bool tensor = CheckedPrecision(op, precision) == Precision::kTf32;
   if (!Numel(dx)) return;
   const int device = dx->ctx.device_id;
-  const auto on_tensor_cores = [&] {
-    return tensor && ConvPoolTensorDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code),
-                                                Out(op, dx), device, stream);
-  };
-  // With few images latency counts, of which tensor cores have less.
-  const bool few = p.conv.n <= 2 * Multiprocessors(device);
-  if (few && on_tensor_cores()) return;
+  if (tensor && ConvPoolTensorDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code),
+                                           Out(op, dx), device, stream))
+    return;
   if (SparseDataGradient(op, p, In(op, f), In(op, dy), Codes(op, code), Out(op, dx), device,
                          stream))
     return;
-  if (!few && on_tensor_cores()) return;
   Task t = DataGradientTask(p);
   t.filters_ready = InputsAreReady(0, 1);
   const int patches = t.down * t.across;

@@ -80,6 +80,9 @@ template <int kAtOnce, bool kTf32 = false>
 __device__ __forceinline__ void LoadPlanes(const float* from, int channels, const Plane& plane,
                                            const Frame& frame, float* to) {
   const int all = channels * (int)plane.of_plane.value;
+  const bool inside = plane.h + plane.top <= frame.rows && plane.w + plane.left <= frame.width;
+  const bool aligned = (plane.left | frame.pitch | frame.channel_pitch) % 2 == 0;
+  const bool pairs = plane.step == 2 && inside;  // all that is read is stored
   for (int first = (int)threadIdx.x; first < all; first += kAtOnce * (int)blockDim.x) {
     float2 x[kAtOnce];
 #pragma unroll
@@ -99,6 +102,14 @@ __device__ __forceinline__ void LoadPlanes(const float* from, int channels, cons
       const int row = rest / plane.of_row, i = row + plane.top;
       const int j = (rest - row * (int)plane.of_row.value) * plane.step + plane.left;
       float* const at = to + channel * frame.channel_pitch + i * frame.pitch + j;
+      if (pairs) {
+        const float2 pair = make_float2(Staged<kTf32>(x[e].x), Staged<kTf32>(x[e].y));
+        if (aligned)
+          *(float2*)at = pair;
+        else
+          at[0] = pair.x, at[1] = pair.y;
+        continue;
+      }
       if (i < frame.rows && j < frame.width) at[0] = Staged<kTf32>(x[e].x);
       if (i < frame.rows && j + 1 < frame.width && plane.step == 2) at[1] = Staged<kTf32>(x[e].y);
     }
@@ -180,24 +191,17 @@ __device__ __forceinline__ void Correlate(const float* x, int channels, const Fr
 
 // Max of a window and its position; with relu, 0 replaces what is below it.
 template <int kCount>
-__device__ __forceinline__ void Pool(const float (&values)[kCount], float bias, bool relu,
-                                     float* largest, uint8_t* code) {
-  float value[kCount], best = values[0] + bias;
-  value[0] = best;
-  bool any_nan = best != best;
+__device__ __forceinline__ void Pool(const float (&values)[kCount], bool relu, float* largest,
+                                     uint8_t* code) {
+  float best = values[0];
 #pragma unroll
-  for (int k = 1; k < kCount; k++) {
-    value[k] = values[k] + bias;
-    best = fmaxf(best, value[k]);
-    any_nan |= value[k] != value[k];
-  }
+  for (int k = 1; k < kCount; k++) best = MaxOrNan(best, values[k]);
   int position = kCount - 1;
 #pragma unroll
-  for (int k = kCount - 2; k >= 0; k--) position = value[k] == best ? k : position;
-  if (any_nan) {  // which is larger than every other value
-    best = NAN;
+  for (int k = kCount - 2; k >= 0; k--) position = values[k] == best ? k : position;
+  if (best != best) {
 #pragma unroll
-    for (int k = kCount - 1; k >= 0; k--) position = value[k] != value[k] ? k : position;
+    for (int k = kCount - 1; k >= 0; k--) position = values[k] != values[k] ? k : position;
   }
   *largest = relu && best < 0.f ? 0.f : best;
   *code = relu && !(best > 0.f) ? kCut : (uint8_t)position;

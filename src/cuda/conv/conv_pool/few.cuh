@@ -112,8 +112,10 @@ __global__ void __launch_bounds__(kThreads)
         for (int k = 0; k < kCount; k++) sum[0][k] += input[(s * kCount + k) * windows + window];
   }
   if (slice > 0) return;
+#pragma unroll
+  for (int k = 0; k < kCount; k++) sum[0][k] += add;
   const int64_t at = (int64_t)blockIdx.x * windows + window;
-  Pool(sum[0], add, t.relu, y + at, code + at);
+  Pool(sum[0], t.relu, y + at, code + at);
 }
 
 }  // namespace cuda

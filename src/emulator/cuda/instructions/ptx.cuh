@@ -27,6 +27,8 @@ inline float ExpTwo(float x) { return WithoutSubnormals(exp2f(x)); }
 inline float LogTwo(float x) { return log2f(WithoutSubnormals(x)); }
 inline float Reciprocal(float x) { return WithoutSubnormals(1.f / x); }
 
+inline float MaxOrNan(float a, float b) { return a != a || a > b ? a : b; }
+
 inline void CopyAsync16(float* shared, const float* p, bool valid) {
   emulator::CopyLater(shared, p, 4, valid);
 }
