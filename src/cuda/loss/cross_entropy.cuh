@@ -89,6 +89,17 @@ __device__ __forceinline__ void PublishBlockSum(float block_sum, const GridReduc
   *(volatile unsigned*)(reduction.partials + blockIdx.x) = bits + 1u;
 }
 
+// The same of the sum of what lies in shared memory, in its order.
+template <int kCount>
+__device__ __forceinline__ void PublishBlockSum(const float (&parts)[kCount],
+                                                const GridReduction& reduction) {
+  if (threadIdx.x > 0) return;
+  float sum = parts[0];
+#pragma unroll
+  for (int k = 1; k < kCount; k++) sum += parts[k];
+  PublishBlockSum(sum, reduction);
+}
+
 // total[0] = `scale` times the sum over the blocks of what they published. The last block to arrive
 // adds that in the order of the blocks. It spins until all of it is written, which cannot deadlock:
 // the other blocks have started and wait for nobody. All kBlock threads of a block call it.

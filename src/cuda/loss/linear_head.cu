@@ -188,12 +188,8 @@ __global__ __launch_bounds__(kThreads, kClasses > 10 ? 1 : 2)  // others run bes
     }
     if (lane == 0) of_row[warp] = total;
     __syncthreads();
-    if (first + step >= head.rows && threadIdx.x == 0) {  // long before the block's end
-      float sum = of_row[0];
-#pragma unroll
-      for (int r = 1; r < kRows; r++) sum += of_row[r];
-      PublishBlockSum(sum, reduction);
-    }
+    if (first + step >= head.rows)
+      PublishBlockSum(of_row, reduction);  // long before the block's end
 #pragma unroll 2
     for (int r = 0; r < kRows; r++) {
       const float4 v = *(const float4*)(x[r] + k0);

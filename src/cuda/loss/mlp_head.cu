@@ -153,12 +153,8 @@ __global__ __launch_bounds__(kHeadThreads,
       }
       if (lane == 0) of_warp[warp] = sum;
       __syncthreads();
-      if (first + (int64_t)gridDim.x * kRows >= head.rows && threadIdx.x == 0) {
-        float of_block = of_warp[0];
-#pragma unroll
-        for (int k = 1; k < kWarps; k++) of_block += of_warp[k];
-        PublishBlockSum(of_block, reduction);  // long before the block's end
-      }
+      if (first + (int64_t)gridDim.x * kRows >= head.rows)
+        PublishBlockSum(of_warp, reduction);  // long before the block's end
     }
     LetBulkFollow();
     __syncthreads();

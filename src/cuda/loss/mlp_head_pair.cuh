@@ -448,12 +448,8 @@ __global__ __launch_bounds__(kHeadThreads,
                 Product::Gradient(dh[1]), Product::Gradient(dh[2]), Product::Gradient(dh[3]));
     __syncthreads();
 
-    if (first + step >= pair.rows && threadIdx.x == 0) {  // long before the block's end
-      float of_block = of_warp[0];
-#pragma unroll
-      for (int k = 1; k < kWarps; k++) of_block += of_warp[k];
-      PublishBlockSum(of_block, reduction);
-    }
+    if (first + step >= pair.rows)
+      PublishBlockSum(of_warp, reduction);  // long before the block's end
     if (pair.dx) product.Backward(pair, at, first, memory);
     if (first + step < pair.rows) __syncthreads();
   }
