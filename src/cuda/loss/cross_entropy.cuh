@@ -15,6 +15,33 @@ namespace cuda {
 // returned, which is called first so that the load overlaps other work. `classes` is the length of
 // a row; `count` is the same, or 0 for a group without a row, which has to reach the barriers as
 // well.
+//
+// RowOfLanes(logit, row, label, classes, put) is the same of a warp and at most kMostInLanes
+// classes, whose logits lie in registers: that of class c in lanes 2 c and 2 c + 1, of which the
+// first calls put.
+constexpr int kMostInLanes = 16;
+
+// The statistics of such a row, and this lane's class.
+struct LaneStats {
+  int c;
+  bool exists, calls;           // the class exists, and this lane calls put
+  float max, exponential, sum;  // exponential: exp(x - max), 0 where the class does not exist
+
+  __device__ __forceinline__ LaneStats(float logit, int classes)
+      : c((int)threadIdx.x % 32 / 2), exists(c < classes), calls(exists && threadIdx.x % 2 == 0) {
+    max = OverClasses<MaxMonoid>(exists ? logit : -INFINITY);
+    exponential = exists ? expf(logit - max) : 0.f;
+    sum = OverClasses<SumMonoid>(exponential);
+  }
+
+  template <class Op>
+  static __device__ __forceinline__ float OverClasses(float value) {
+#pragma unroll
+    for (int distance = kMostInLanes; distance > 1; distance /= 2)
+      value = Op::Combine(value, ShuffleXor(value, distance, 32));
+    return value;
+  }
+};
 
 template <class T>
 struct DenseLabelsOf {
@@ -38,6 +65,16 @@ struct DenseLabelsOf {
     for (int64_t c = rank; c < count; c += kGroup)
       put(c, (expf(in[c] - stats.max) / stats.sum * mass - target[c]) * dy);
     return GroupReduce<SumMonoid, kGroup>(loss);
+  }
+  template <class Put>
+  __device__ __forceinline__ float RowOfLanes(float logit, int64_t row, int, int classes,
+                                              const Put& put) const {
+    const LaneStats stats(logit, classes);
+    const float target = stats.exists ? of[row * classes + stats.c] : 0.f;
+    const float mass = LaneStats::OverClasses<SumMonoid>(target);
+    if (stats.calls) put(stats.c, (stats.exponential / stats.sum * mass - target) * dy);
+    const float loss = target * (logf(stats.sum) - (logit - stats.max));
+    return LaneStats::OverClasses<SumMonoid>(stats.exists ? loss : 0.f);
   }
 };
 
@@ -64,6 +101,18 @@ struct SparseLabels {
     for (int64_t c = rank; c < count; c += kGroup)
       put(c, (expf(in[c] - stats.max) / stats.sum - (c == label ? 1.f : 0.f)) * scale);
     return loss;
+  }
+  template <class Put>
+  __device__ __forceinline__ float RowOfLanes(float logit, int64_t row, int64_t label, int classes,
+                                              const Put& put) const {
+    const bool valid = label >= 0 && label < classes;
+    const LaneStats stats(logit, classes);
+    const float scale = valid ? dy : NAN;
+    if (stats.calls)
+      put(stats.c, (stats.exponential / stats.sum - (stats.c == label ? 1.f : 0.f)) * scale);
+    if (!valid && threadIdx.x % 32 == 0) of.faults.OutOfRange(label, row, classes);
+    const float own = __shfl_sync(0xffffffffu, logit, valid ? 2 * (int)label : 0);
+    return valid ? logf(stats.sum) - (own - stats.max) : NAN;
   }
 };
 

@@ -42,7 +42,7 @@ struct PairLayout {
   int units;          // hidden ones, up to whole steps of a product: those that are none have zeros
   int panels;         // of inputs
   int share, groups;  // forward: panels of a group of warps, and such groups
-  int of_classes, partials, x, logits, dlogits, dy, end;
+  int of_classes, partials, x, dlogits, dy, end;
   Divisor of_tiles;  // of hidden units, side by side in a group
 
   PairLayout(const Pair& pair, bool tensor) {
@@ -57,8 +57,7 @@ struct PairLayout {
     of_classes = panels * units * kPanelK;
     partials = of_classes + pair.classes * pair.hidden;
     x = partials + std::max(forward, back);
-    logits = x + (tensor ? 0 : kPairRows * Pitch(pair.inputs));
-    dlogits = logits + kPairRows * kMaxPairClasses;
+    dlogits = x + (tensor ? 0 : kPairRows * Pitch(pair.inputs));
     dy = dlogits + kPairRows * kMaxPairClasses;
     end = dy + kPairRows * kHiddenPitch;
   }
@@ -352,6 +351,7 @@ __global__ __launch_bounds__(kHeadThreads,
                                                 Output loss) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   static_assert(kWarps == kPairRows && kHeadThreads == kThreads, "a warp has a row; FinishGridSum");
+  static_assert(kMaxPairClasses <= kMostInLanes, "SumLanes leaves a class to two lanes");
   float* memory = DynamicShared<float>();
   memory += (-hopper::SharedAddress(memory) & (kSwizzleNbytes - 1)) / sizeof(float);
   __shared__ float of_warp[kWarps];
@@ -418,17 +418,15 @@ __global__ __launch_bounds__(kHeadThreads,
 #pragma unroll
       for (int e = 0; e < 4; e++) logits[c] = fmaf(h[e], weight[c][e], logits[c]);
     const float logit = SumLanes(logits) + class_bias;
-    float* const of_row = memory + at.logits + warp * kMaxPairClasses;
     float* const d_of_row = memory + at.dlogits + warp * kMaxPairClasses;
-    if (lane % 2 == 0) of_row[lane / 2] = logit;
     if (lane < kMaxPairClasses) d_of_row[lane] = 0.f;
     __syncwarp();
     if (exists) {
-      const auto put = [&](int64_t c, float d) {
+      const auto put = [&](int c, float d) {
         pair.dlogits[row * classes + c] = d;
         d_of_row[c] = d;
       };
-      sum += labels.template Row<32, 1>(of_row, row, label, classes, classes, lane, put);
+      sum += labels.RowOfLanes(logit, row, label, classes, put);
     }
     if (lane == 0) of_warp[warp] = sum;
     __syncwarp();
