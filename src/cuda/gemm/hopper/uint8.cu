@@ -87,13 +87,13 @@ __global__ __launch_bounds__(kU8Threads, 1) void U8Kernel(const __grid_constant_
                 p.a + (int64_t)(row0 + first + lane) * p.k, p.k, of_rows);
   };
   if (p.a_ready) load_rows();
+  if (lane == 0)
+    for (int k = warp; k < panels; k += kWarps) ArriveExpecting(of_panels + 8 * k, kPanelNbytes);
   GridDependencySynchronize();
   if (lane == 0)
-    for (int k = warp; k < panels; k += kWarps) {
-      ArriveExpecting(of_panels + 8 * k, kPanelNbytes);
+    for (int k = warp; k < panels; k += kWarps)
       LoadBox<false>(SharedAddress(shared) + k * kPanelNbytes, &map_b, of_panels + 8 * k,
                      k * kPanelK, col0, 0);
-    }
   __syncwarp();
   if (!p.a_ready) load_rows();
   const int group = warp / 4, t = lane % 4, row = warp % 4 * 16 + lane / 4;
