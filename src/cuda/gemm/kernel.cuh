@@ -11,6 +11,7 @@
 
 #include "cuda/gemm/epilogue.cuh"
 #include "cuda/gemm/tile.cuh"
+#include "cuda/instructions/hopper.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace dlsys {
@@ -244,7 +245,7 @@ class Mainloop {
     float sum = 0.f;
     for (int k_tile = 0; k_tile < k_tiles_; k_tile++) {
       WaitForCopies<T::kStages - 2>();
-      __syncthreads();
+      MeetSlice(slice);
       const float* from = memory_ + k_tile % T::kStages * kStageNumel;
       accumulator.Add(from, from + PanelA::kNumel, slice * T::kSliceK, [&] {
         Copy(k_tile + T::kStages - 1);
@@ -270,6 +271,14 @@ class Mainloop {
   }
 
  private:
+  // Waits for the threads that copied what this one reads.
+  static __device__ __forceinline__ void MeetSlice(int slice) {
+    if constexpr (T::kApart > 1)
+      hopper::SyncThreads(1 + slice, T::kSliceThreads);
+    else
+      __syncthreads();
+  }
+
   __device__ __forceinline__ void Copy(int k_tile) {
     if (k_tile < k_tiles_) {
       float* to = memory_ + k_tile % T::kStages * kStageNumel;

@@ -23,10 +23,14 @@ __device__ __forceinline__ void CopyQuad(float* to, const float* p, int valid, b
   aligned ? CopyQuad<true>(to, p, valid) : CopyQuad<false>(to, p, valid);
 }
 
+constexpr int PanelPadding(bool k_major) { return k_major ? 4 : 8; }
+
 // Successive panels, kExtent rows of op(A) (or columns of op(B)) by kTileK. kKMajor: K is
 // contiguous, (extent, k) in global and shared memory alike, else (k, extent). Elements past K are
-// zero; those past the extent are undefined.
-template <int kExtent, int kTileK, int kThreads, bool kKMajor, int kPadding = kKMajor ? 4 : 8>
+// zero; those past the extent are undefined. Each of kSlices slices of the threads copies its own
+// slice of K.
+template <int kExtent, int kTileK, int kThreads, bool kKMajor, int kPadding = PanelPadding(kKMajor),
+          int kSlices = 1>
 class Panel {
  public:
   // Padding keeps quads 16-byte aligned and the accumulators' reads free of bank conflicts.
@@ -58,12 +62,14 @@ class Panel {
   }
 
  private:
-  static constexpr int kStrided = kKMajor ? kExtent : kTileK;
+  static constexpr int kStrided = (kKMajor ? kExtent : kTileK) / kSlices;  // of a slice
+  static constexpr int kSliceThreads = kThreads / kSlices;
   static constexpr int kQuadsPerRow = (kKMajor ? kTileK : kExtent) / 4;
-  static constexpr int kStridedStep = kThreads / kQuadsPerRow;
+  static constexpr int kStridedStep = kSliceThreads / kQuadsPerRow;
   static constexpr int kQuads = CeilDiv32(kStrided, kStridedStep);
   static constexpr bool kUneven = kStrided % kStridedStep != 0;
-  static_assert(kStridedStep * kQuadsPerRow == kThreads, "the threads copy whole rows");
+  static_assert(kStridedStep * kQuadsPerRow == kSliceThreads, "the threads copy whole rows");
+  static_assert(kSlices == 1 || !kKMajor, "slices are of rows");
 
   template <bool kAligned>
   __device__ __forceinline__ void CopyAll(float* to, int strided_valid,
@@ -71,15 +77,19 @@ class Panel {
     if (!kKMajor && contiguous_valid <= 0) return;
 #pragma unroll
     for (int q = 0; q < kQuads; q++) {
-      if (kUneven && Strided(q) >= kStrided) break;
+      if (kUneven && InSlice(q) >= kStrided) break;
       CopyQuad<kAligned>(to + Strided(q) * kPitch + Contiguous(), from_ + q * kStridedStep * ld_,
                          Strided(q) < strided_valid ? contiguous_valid : 0);
     }
   }
 
   // Coordinates of this thread's quad q: along the strided and the contiguous dimension.
+  static __device__ __forceinline__ int InSlice(int q) {
+    const int thread = kSlices > 1 ? (int)threadIdx.x % kSliceThreads : (int)threadIdx.x;
+    return thread / kQuadsPerRow + q * kStridedStep;
+  }
   static __device__ __forceinline__ int Strided(int q) {
-    return (int)threadIdx.x / kQuadsPerRow + q * kStridedStep;
+    return (kSlices > 1 ? (int)threadIdx.x / kSliceThreads * kStrided : 0) + InSlice(q);
   }
   static __device__ __forceinline__ int Contiguous() { return (int)threadIdx.x % kQuadsPerRow * 4; }
 

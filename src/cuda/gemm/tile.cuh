@@ -31,6 +31,8 @@ struct Tiling {
   static constexpr int kTilePitch = TileN + 8, kTileNumel = TileM * kTilePitch;
   static constexpr bool kAllFit = Slices > 4 || Slices* kTileNumel <= 12000;
   static constexpr int kSliceTiles = kAllFit ? Slices : Slices > 2 ? 2 : 1;
+  // Of so many slices each copies its own part of every panel, and waits for no other.
+  static constexpr int kApart = 1;
   // Resident blocks per multiprocessor, at least: limited by accumulator registers.
   static constexpr int kAccumulators = ThreadM * ThreadN;
   static constexpr int kResidentThreads = kAccumulators > 64 ? 256 : kAccumulators > 32 ? 384 : 512;
@@ -45,8 +47,11 @@ __device__ __forceinline__ float4 Sum(float4 a, float4 b) {
 // The part of the block's tile that this thread's warp computes.
 template <class T, bool kTransA, bool kTransB>
 struct WarpTile {
-  using PanelA = Panel<T::kTileM, T::kTileK, T::kThreads, !kTransA>;
-  using PanelB = Panel<T::kTileN, T::kTileK, T::kThreads, kTransB>;
+  using PanelA =
+      Panel<T::kTileM, T::kTileK, T::kThreads, !kTransA, PanelPadding(!kTransA), T::kApart>;
+  using PanelB =
+      Panel<T::kTileN, T::kTileK, T::kThreads, kTransB, PanelPadding(kTransB), T::kApart>;
+  static_assert(T::kApart == 1 || (kTransA && !kTransB), "slices are of rows of panels");
   int lane, row, col;  // the first row and column of the warp
   __device__ WarpTile() : lane(threadIdx.x % 32) {
     const int warp = threadIdx.x % T::kSliceThreads / 32;

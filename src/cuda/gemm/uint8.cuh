@@ -19,15 +19,15 @@ namespace dlsys {
 namespace cuda {
 
 // The uint8 counterpart of Panel.
-template <int kExtent, int kTileK, int kThreads, bool kKMajor>
+template <int kExtent, int kTileK, int kThreads, bool kKMajor, int kSlices = 1>
 class U8Panel {
-  static constexpr int kStrided = kKMajor ? kExtent : kTileK;
+  static constexpr int kStrided = (kKMajor ? kExtent : kTileK) / kSlices;  // of a slice
   static constexpr int kContiguous = kKMajor ? kTileK : kExtent;
 
  public:
   // The lanes of a warp read words of 8 rows, or of 4 k, without bank conflicts.
   static constexpr int kPitch = kKMajor ? kTileK + 16 : kExtent % 64 ? 32 : kExtent + 32;
-  static constexpr int kNumel = kPitch * kStrided / (int)sizeof(float);
+  static constexpr int kNumel = kPitch * kSlices * kStrided / (int)sizeof(float);
   static constexpr bool kHasSums = false;
 
   __device__ U8Panel(const float* matrix, int64_t extent, int64_t ld, int64_t origin, int64_t k)
@@ -40,7 +40,7 @@ class U8Panel {
   __device__ __forceinline__ void Copy(float* to, int k, bool aligned) {
 #pragma unroll
     for (int q = 0; q < kChunks; q++) {
-      if (kUneven && Strided(q) >= kStrided) break;
+      if (kUneven && InSlice(q) >= kStrided) break;
       if (!kKMajor && Contiguous() >= valid_) break;
       const uint8_t* from = from_ + q * kStridedStep * ld_;
       uint8_t* at = (uint8_t*)to + Strided(q) * kPitch + Contiguous();
@@ -73,13 +73,18 @@ class U8Panel {
  private:
   static constexpr int kChunk = 16;
   static constexpr int kInRow = kContiguous / kChunk;
-  static constexpr int kStridedStep = kThreads / kInRow;
+  static constexpr int kSliceThreads = kThreads / kSlices;
+  static constexpr int kStridedStep = kSliceThreads / kInRow;
   static constexpr int kChunks = CeilDiv32(kStrided, kStridedStep);
   static constexpr bool kUneven = kStrided % kStridedStep != 0;
-  static_assert(kStridedStep * kInRow == kThreads, "the threads copy whole rows");
+  static_assert(kStridedStep * kInRow == kSliceThreads, "the threads copy whole rows");
 
+  static __device__ __forceinline__ int InSlice(int q) {
+    const int thread = kSlices > 1 ? (int)threadIdx.x % kSliceThreads : (int)threadIdx.x;
+    return thread / kInRow + q * kStridedStep;
+  }
   static __device__ __forceinline__ int Strided(int q) {
-    return (int)threadIdx.x / kInRow + q * kStridedStep;
+    return (kSlices > 1 ? (int)threadIdx.x / kSliceThreads * kStrided : 0) + InSlice(q);
   }
   static __device__ __forceinline__ int Contiguous() { return (int)threadIdx.x % kInRow * kChunk; }
 
@@ -90,7 +95,8 @@ class U8Panel {
 
 // Panel of the float operand; kKPairs: lanes read two adjacent k.
 template <int kExtent, class T, bool kKMajor, bool kKPairs>
-using FloatPanel = Panel<kExtent, T::kTileK, T::kThreads, kKMajor, kKMajor == kKPairs ? 8 : 4>;
+using FloatPanel =
+    Panel<kExtent, T::kTileK, T::kThreads, kKMajor, kKMajor == kKPairs ? 8 : 4, T::kApart>;
 
 // The first 8 bits of a float, a number of bfloat16.
 __device__ __forceinline__ float FirstBits(float x) {
@@ -134,10 +140,12 @@ struct WithU8 {
     static constexpr int kVector = kAIsU8 || kMmaN < 4 ? 2 : 4;
 
    public:
-    using PanelA = std::conditional_t<kAIsU8, U8Panel<T::kTileM, T::kTileK, T::kThreads, !kTransA>,
-                                      FloatPanel<T::kTileM, T, !kTransA, kKPairs>>;
-    using PanelB = std::conditional_t<kAIsU8, FloatPanel<T::kTileN, T, kTransB, kKPairs>,
-                                      U8Panel<T::kTileN, T::kTileK, T::kThreads, kTransB>>;
+    using PanelA =
+        std::conditional_t<kAIsU8, U8Panel<T::kTileM, T::kTileK, T::kThreads, !kTransA, T::kApart>,
+                           FloatPanel<T::kTileM, T, !kTransA, kKPairs>>;
+    using PanelB =
+        std::conditional_t<kAIsU8, FloatPanel<T::kTileN, T, kTransB, kKPairs>,
+                           U8Panel<T::kTileN, T::kTileK, T::kThreads, kTransB, T::kApart>>;
 
     __device__ explicit Accumulator(const Gemm& gemm) : scale_(*gemm.scale) {}
 

@@ -304,10 +304,12 @@ __device__ __forceinline__ void RunTile(const GroupedGemm& group, int block, flo
 }
 
 // The same tiling with room for all slices' tiles, which are then stored in one round: panels take
-// as much shared memory.
+// as much shared memory. The slices copy and multiply on their own, so that some multiply while
+// others read their operands; where operand sums take a thread beyond its slice, they do not.
 template <class T>
 struct WithAllSlices : T {
   static constexpr int kSliceTiles = T::kSlices;
+  static constexpr int kApart = T::kSliceThreads >= std::max(T::kTileM, T::kTileN) ? T::kSlices : 1;
 };
 
 // One tiling for all GEMMs.
