@@ -24,7 +24,7 @@ void Clear(const char* op, unsigned* data, int64_t count, cudaStream_t stream) {
   Check(op, cudaMemsetAsync(data, 0, count * sizeof(unsigned), stream));
 }
 
-std::mutex mutex;
+std::mutex counters_mutex;
 using OfStreams = std::map<std::pair<int, DLStream>, unsigned*>;
 OfStreams& Counters() {
   // It is never destroyed: at exit the driver may be gone before static destructors run.
@@ -39,7 +39,7 @@ unsigned* ZeroedCounters(const char* op, int device, int64_t count, DLStream str
   if (graph_counters) return graph_counters->Take(op, count);
   if (count > kOfStream)
     Fail("%s: it counts by %ld counters; a stream has %ld", op, (long)count, (long)kOfStream);
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(counters_mutex);
   unsigned*& data = Counters()[{device, stream}];
   if (!data) {
     data = Allocate(op, kOfStream);
@@ -49,7 +49,7 @@ unsigned* ZeroedCounters(const char* op, int device, int64_t count, DLStream str
 }
 
 void FreeCountersOf(int device, DLStream stream) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(counters_mutex);
   const auto found = Counters().find({device, stream});
   if (found == Counters().end()) return;
   const RelaxedCapture relaxed;

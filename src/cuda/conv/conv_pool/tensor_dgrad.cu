@@ -142,6 +142,7 @@ __device__ __forceinline__ void StoreRows(const Task& t, const float (&sum)[kRow
   for (int k = 0; k < kCompleted; k++)
     sums[(slice * kCompleted + k) * 32 + lane] = sum[k / 4][k % 4];
   __syncthreads();
+  if (output >= t.outputs) return;  // as those of warps beyond the slots, whose sums nobody adds
 #pragma unroll 1
   for (int k = slice; k < 4; k += t.slices) {
     const float* from = sums + (k / 2 * 4 + k % 2) * 32 + lane;
