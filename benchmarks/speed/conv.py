@@ -281,7 +281,7 @@ def sums_of(works: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str], Sums]
         for setting, ms in _settings(work["rungs"]).items():
             auto, cudnn = ms.pop("auto"), ms.get("cudnn")
             fastest = min(ms, key=ms.__getitem__)
-            ours = min(y for x, y in ms.items() if x != "cudnn")
+            ours = min((y for x, y in ms.items() if x != "cudnn"), default=auto)
             key = work["net"], direction, setting
             before = sums.get(key, Sums(0, 0.0, 0.0, 0.0, 0.0, (0.0, "")))
             sums[key] = Sums(

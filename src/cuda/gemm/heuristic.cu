@@ -178,17 +178,18 @@ constexpr double kKernelUs = 3.5;         // of a separate epilogue kernel
 constexpr double kReduceUs = 4.5;  // of a separate sum of an operand, and of 16 bits its bytes
 constexpr double kSumNbytesUs = 3e6;
 
-// cuBLAS by what it multiplies: fixed cost, and FLOP per microsecond; more slowly in tf32 where A
-// is transposed, most so of few elements of C, and of C with at most 128, or 16, rows or columns.
+// cuBLAS by what it multiplies: fixed cost, and FLOP per microsecond; more slowly in tf32 where B
+// lies along N or A is transposed, most so of few elements of C, and of C with at most 128, or 16,
+// rows or columns.
 // It takes as long as its operands come from memory, and further kernels where it splits the long K
 // of a small C.
 struct CublasCost {
-  double us, flop_us, flop_us_of_transposed, flop_us_of_few_transposed, flop_us_of_128,
-      flop_us_of_16;
+  double us, flop_us, flop_us_of_across, flop_us_of_transposed, flop_us_of_few_transposed,
+      flop_us_of_128, flop_us_of_16;
 };
-constexpr CublasCost kCublasFp32 = {7, 5.05e7, 5.05e7, 5.05e7, 4.3e7, 7e6};
-constexpr CublasCost kCublasTf32 = {4.5, 3.95e8, 2.6e8, 1.4e8, 2.6e8, 2.6e8};
-constexpr CublasCost kCublasNarrow = {2.5, 7.6e8, 7.6e8, 7.6e8, 7.6e8, 7.6e8};
+constexpr CublasCost kCublasFp32 = {7, 5.05e7, 5.05e7, 5.05e7, 5.05e7, 4.3e7, 7e6};
+constexpr CublasCost kCublasTf32 = {4.5, 3.95e8, 3.0e8, 2.6e8, 1.4e8, 2.6e8, 2.6e8};
+constexpr CublasCost kCublasNarrow = {2.5, 7.6e8, 7.6e8, 7.6e8, 7.6e8, 7.6e8, 7.6e8};
 constexpr double kCublasFewNumel = 1e6;
 constexpr double kCublasNbytesUs = 3.3e6;
 constexpr double kCublasVectorUs = 2.5, kCublasVectorNbytesUs = 4e6;  // of one row or column
@@ -257,7 +258,8 @@ double CublasUs(const Gemm& p) {
   double rate = least <= 16    ? cost.flop_us_of_16
                 : least <= 128 ? cost.flop_us_of_128
                 : p.trans_a    ? cost.flop_us_of_transposed
-                               : cost.flop_us;
+                : p.trans_b    ? cost.flop_us
+                               : cost.flop_us_of_across;
   if (p.trans_a && (double)p.m * p.n <= kCublasFewNumel)
     rate = std::min(rate, cost.flop_us_of_few_transposed);
   const double nbytes = ((double)p.m + (double)p.n) * (double)p.k * (double)DtypeNbytes(p.dtype);
