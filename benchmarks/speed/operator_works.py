@@ -692,8 +692,9 @@ WITHIN = {
     "masked_fill": "where",
     **dict.fromkeys(("product", "product_operator", "product_gradient"), "batched_matmul"),
     **{f"{name}_gradient": name for name in (
-        "leaky_relu", "elu", "silu", "gelu", "gelu_tanh", "softplus", "hard_swish", "gather",
-        "concat", "pad_edge", "pad_reflect", "tile", "resize_nearest", "resize_bilinear", "slice",
+        "sigmoid", "tanh", "leaky_relu", "elu", "silu", "gelu", "gelu_tanh", "softplus",
+        "hard_swish", "gather", "concat", "pad_edge", "pad_reflect", "tile", "resize_nearest",
+        "resize_bilinear", "slice",
     )},
     "clip_gradient": "clip",
     **{f"truth_{name}": f"logical_{name}" for name in ("and", "or", "xor", "not")},

@@ -1,5 +1,6 @@
-// Kernels of the rung `hopper` of float32 at 3xtf32, in a file of their own as those of tf32 are
-// (float32.cu).
+// The tilings of hopper/products.cuh for float32 at 3xtf32, compiled in a file of their own: each
+// compiles for a minute, as those of tf32 do (float32.cu). Tensor cores limit large products, at a
+// third of the rate of tf32.
 #include "cuda/gemm/hopper/products.cuh"
 
 namespace dlsys {
