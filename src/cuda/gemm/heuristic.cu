@@ -180,9 +180,8 @@ constexpr double kSumNbytesUs = 3e6;
 
 // cuBLAS by what it multiplies: fixed cost, and FLOP per microsecond; more slowly in tf32 where B
 // lies along N or A is transposed, most so of few elements of C, and of C with at most 128, or 16,
-// rows or columns.
-// It takes as long as its operands come from memory, and further kernels where it splits the long K
-// of a small C.
+// rows or columns. It takes as long as its operands come from memory, and further kernels where it
+// splits the long K of a small C.
 struct CublasCost {
   double us, flop_us, flop_us_of_across, flop_us_of_transposed, flop_us_of_few_transposed,
       flop_us_of_128, flop_us_of_16;
