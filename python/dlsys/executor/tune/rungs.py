@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from ...dtypes import is_integral
 from ...errors import NotApplicableError
-from ...fusion.shared.cudnn_operators import by_cudnn
 from ...fusion.shared.rewrite import exchange
 from ...graph.lines import attributed_to
 from ...graph.node import Node, find_topo_sort
@@ -53,6 +52,8 @@ def select_rungs(fetches: Sequence[Node], options: Options) -> list[Node]:
         return list(fetches)
     fetches = exchange(fetches, replaced)
     if cudnn:
+        from ...fusion.shared.cudnn_operators import by_cudnn  # which few programs need
+
         fetches = exchange(fetches, by_cudnn(fetches, cudnn))
     specs = {node: node.spec for node in find_topo_sort(fetches)}
     return simplify(specs, fetches, options.target)
