@@ -62,7 +62,7 @@ import os
 import warnings
 
 from .errors import SettingError
-from .rungs import ACTIVATION, ATTENTION, BATCH_NORM, CONV, GEMM, POOL
+from .rungs import ACTIVATION, ATTENTION, BATCH_NORM, CONV, GEMM, POOL, Ladder
 
 _MOST = 1024  # threads, streams
 CONV_WORKSPACE = 1024  # MiB, as in src/cuda/conv/conv.cu
@@ -127,6 +127,10 @@ class Settings:
         self.tune = _one_of("DLSYS_TUNE", "cached", "off", "full")
         self.tune_cache = _text("DLSYS_TUNE_CACHE")
         self.require_gpu = _one_of("DLSYS_REQUIRE_GPU", "0", "1") == "1"
+
+    def rung(self, ladder: Ladder, named: str | None) -> str:
+        """The rung of what is on a ladder: the one that it names itself, or the setting's."""
+        return named or getattr(self, ladder.setting)
 
     @property
     def stepwise(self) -> bool:

@@ -18,9 +18,9 @@ from ..dtypes import is_narrow
 from ..graph.lines import attributed_to
 from ..graph.node import Node
 from ..graph.spec import FLOAT32, normalize_axes
-from ..ops.elementwise import add_op, cast_op
+from ..ops.elementwise import add_op, cast_op, rung_attribute
 from ..ops.leaf import oneslike_op
-from ..ops.matmul import matmul_op, rung_attribute
+from ..ops.matmul import matmul_op
 from ..ops.movement import reshape_op
 from ..ops.reduce import sum_op
 from ..passes.pipeline import Options, Pass

@@ -88,7 +88,7 @@ def algorithm_of_rung(kernel: str, ctx: Context, ladder: Ladder, rung: str) -> i
     """The number of the algorithm that stands for a rung; 0 for auto. NotApplicableError where the
     kernel has no such rung.
     """
-    rung = rung or getattr(settings, ladder.setting)
+    rung = settings.rung(ladder, rung)
     if rung == AUTO:
         return 0
     names = load().algorithms(ctx.kernel_device, kernel)

@@ -278,7 +278,7 @@ class ActivationGradient(FloatElementwise):
 
     def simplify(self, node: Node) -> Node | None:
         cast = super().simplify(node)
-        return cast if cast is not None or named_rung(node) else self.composed(*node.inputs)
+        return cast if cast is not None or _names_rung(node) else self.composed(*node.inputs)
 
 
 def inputs_of(gradient: Callable, constants: int = 0) -> list[str]:
@@ -413,12 +413,15 @@ def write_sigmoid(x: np.ndarray, y: np.ndarray) -> None:
     np.reciprocal(y, out=y)
 
 
-def named_rung(node: Node) -> dict[str, str]:
-    """The attribute `algo` of what is made of a node: the rung that it or the setting of its ladder
-    names; none for auto.
+def rung_attribute(node: Node) -> dict[str, str]:
+    """The attribute `algo` where a node has it, for what is made of this one: gradients, and what
+    fusions put in its place.
     """
-    rung = node.attrs.get("algo") or getattr(settings, ACTIVATION.setting)
-    return {} if rung == AUTO else {"algo": rung}
+    return {"algo": node.attrs["algo"]} if "algo" in node.attrs else {}
+
+
+def _names_rung(activation: Node) -> bool:
+    return settings.rung(ACTIVATION, activation.attrs.get("algo")) != AUTO
 
 
 def _sigmoid_gradient(y: np.ndarray, g: np.ndarray, dx: np.ndarray) -> None:
@@ -435,8 +438,7 @@ def _tanh_gradient(y: np.ndarray, g: np.ndarray, dx: np.ndarray) -> None:
 
 def _back(op: ActivationGradient, y: Node, dy: Node) -> Node:
     """The gradient of an activation y, by its rung or as the composition."""
-    rung = named_rung(y)
-    return op(y, dy, **rung) if rung else op.composed(y, dy)
+    return op(y, dy, **rung_attribute(y)) if _names_rung(y) else op.composed(y, dy)
 
 
 # ---- one input ----
@@ -459,7 +461,7 @@ sigmoid_op: Elementwise = FloatElementwise(
     "sigmoid", write_sigmoid, lambda x, y, dy: _back(sigmoid_gradient_op, y, dy), ladder=ACTIVATION
 )
 relu_op: Elementwise = Elementwise(
-    "relu", _relu, lambda x, y, dy: relu_gradient_op(y, dy, **named_rung(y)), ladder=ACTIVATION
+    "relu", _relu, lambda x, y, dy: relu_gradient_op(y, dy, **rung_attribute(y)), ladder=ACTIVATION
 )
 
 # ---- two inputs ----
@@ -478,18 +480,18 @@ div_op = FloatElementwise(
 # dy where relu's input (or its output, which has the same sign) is positive, else 0
 relu_gradient_op: Elementwise = Elementwise(
     "relu_gradient", _masked,
-    lambda x, g, y, dy: (None, relu_gradient_op(x, dy, **named_rung(y))),
+    lambda x, g, y, dy: (None, relu_gradient_op(x, dy, **rung_attribute(y))),
     scratch=True, ladder=ACTIVATION,
 )  # fmt: skip
 # those of sigmoid and tanh, of y, where a rung is named
 sigmoid_gradient_op: ActivationGradient = ActivationGradient(
     "sigmoid_gradient", _sigmoid_gradient,
-    lambda y, g, dx, u: (u * g * (1 - 2 * y), sigmoid_gradient_op(y, u, **named_rung(dx))),
+    lambda y, g, dx, u: (u * g * (1 - 2 * y), sigmoid_gradient_op(y, u, **rung_attribute(dx))),
     composed=lambda y, g: g * (y * (1 - y)),
 )  # fmt: skip
 tanh_gradient_op: ActivationGradient = ActivationGradient(
     "tanh_gradient", _tanh_gradient,
-    lambda y, g, dx, u: (-2 * u * g * y, tanh_gradient_op(y, u, **named_rung(dx))),
+    lambda y, g, dx, u: (-2 * u * g * y, tanh_gradient_op(y, u, **rung_attribute(dx))),
     composed=lambda y, g: g * (1 - y * y),
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from ..arguments.signature import Signature, declared
 from ..graph.node import Node, Op, same_nodes
 from ..graph.spec import Spec, describe, merge_shapes, promote
 from ..rungs import GEMM
-from .elementwise import add, as_node
+from .elementwise import add, as_node, rung_attribute
 from .movement import reshape_op, transpose_op
 from .reduce import broadcast_like_op, sum_to_like
 
@@ -31,13 +31,6 @@ def precision_number(node: Node) -> int:
 def algorithm_number(node: Node) -> int:
     """The algorithm of a node as kernels take it; 0 leaves it to the kernel's heuristic."""
     return node.attrs["algorithm"].number if "algorithm" in node.attrs else 0
-
-
-def rung_attribute(node: Node) -> dict[str, str]:
-    """The attribute `algo` where a node has it, for products made of this one: gradients and what
-    fusions put in its place.
-    """
-    return {"algo": node.attrs["algo"]} if "algo" in node.attrs else {}
 
 
 def _sum_of_outer_products(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:

@@ -80,7 +80,7 @@ def _select(node: Node, target: Target) -> None:
     ladder = node.op.ladder
     assert ladder is not None
     own = node.attrs.get("algo")
-    rung = own or getattr(settings, ladder.setting)
+    rung = settings.rung(ladder, own)
     if own is None and _is_integral(node):
         rung = AUTO  # a setting is about floats
     attrs = {name: value for name, value in node.attrs.items() if name != "algo"}
