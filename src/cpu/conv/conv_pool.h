@@ -51,11 +51,11 @@ DLSYS_INLINE void StoreRow(const typename Vectors<kWidth>::Aligned& v, uint8_t* 
   memcpy(to, &bytes, sizeof bytes);
 }
 
-// A square of which there are fewer rows, to[k * to_pitch + i] = from[i * from_pitch + k] for i <
-// rows and k < kWidth, the last one repeated behind them; and back, without what is behind them.
-template <int kWidth>
-DLSYS_INLINE void ToColumns(const float* from, int64_t from_pitch, int64_t rows, float* to,
-                            int64_t to_pitch) {
+// to[k * to_pitch + i] = from[i * from_pitch + k] of a square. Of fewer rows the last one is
+// repeated behind them; columns from `cols` on are not stored.
+template <int kWidth, class To>
+DLSYS_INLINE void TransposeSquare(const float* from, int64_t from_pitch, int64_t rows, To* to,
+                                  int64_t to_pitch, int64_t cols) {
   typename Vectors<kWidth>::Aligned square[kWidth];
   DLSYS_UNROLL
   for (int64_t k = 0; k < kWidth; k++)
@@ -63,19 +63,8 @@ DLSYS_INLINE void ToColumns(const float* from, int64_t from_pitch, int64_t rows,
         *(const typename Vectors<kWidth>::Unaligned*)(from + std::min(k, rows - 1) * from_pitch);
   Transpose<kWidth>(square);
   DLSYS_UNROLL
-  for (int k = 0; k < kWidth; k++) StoreRow<kWidth>(square[k], to + k * to_pitch);
-}
-template <int kWidth>
-DLSYS_INLINE void FromColumns(const float* from, int64_t from_pitch, int64_t rows, float* to,
-                              int64_t to_pitch) {
-  typename Vectors<kWidth>::Aligned square[kWidth];
-  DLSYS_UNROLL
   for (int k = 0; k < kWidth; k++)
-    square[k] = *(const typename Vectors<kWidth>::Unaligned*)(from + k * from_pitch);
-  Transpose<kWidth>(square);
-  DLSYS_UNROLL
-  for (int k = 0; k < kWidth; k++)
-    if (k < rows) StoreRow<kWidth>(square[k], to + k * to_pitch);
+    if (k < cols) StoreRow<kWidth>(square[k], to + k * to_pitch);
 }
 
 // As Transpose below, in squares, of which the last of a row or a column overlaps the one before.
@@ -85,14 +74,8 @@ DLSYS_INLINE void TransposeSquares(const float* from, int64_t from_pitch, int64_
   for (int64_t j = 0; j < cols; j += kWidth)
     for (int64_t i = 0; i < rows; i += kWidth) {
       const int64_t row = std::min(i, rows - kWidth), col = std::min(j, cols - kWidth);
-      typename Vectors<kWidth>::Aligned square[kWidth];
-      DLSYS_UNROLL
-      for (int k = 0; k < kWidth; k++)
-        square[k] =
-            *(const typename Vectors<kWidth>::Unaligned*)(from + (row + k) * from_pitch + col);
-      Transpose<kWidth>(square);
-      DLSYS_UNROLL
-      for (int k = 0; k < kWidth; k++) StoreRow<kWidth>(square[k], to + (col + k) * to_pitch + row);
+      TransposeSquare<kWidth>(from + row * from_pitch + col, from_pitch, kWidth,
+                              to + col * to_pitch + row, to_pitch, kWidth);
     }
 }
 

@@ -324,8 +324,8 @@ class Patches {
         for (int64_t c = 0; c < channels; c += kColumn)
           for (int64_t j = 0; j < cols; j += kColumn) {
             const int64_t col = std::min(j, cols - kColumn);
-            ToColumns<kColumn>(x + c * plane + col, plane, channels - c, to + col * column_ + c,
-                               column_);
+            TransposeSquare<kColumn>(x + c * plane + col, plane, channels - c,
+                                     to + col * column_ + c, column_, kColumn);
           }
       });
     } else {
@@ -341,8 +341,8 @@ class Patches {
         for (int64_t c = 0; c < channels; c += kColumn)
           for (int64_t j = 0; j < cols; j += kColumn) {
             const int64_t col = std::min(j, cols - kColumn);
-            FromColumns<kColumn>(from + col * column_ + c, column_, channels - c,
-                                 x + c * plane + col, plane);
+            TransposeSquare<kColumn>(from + col * column_ + c, column_, kColumn,
+                                     x + c * plane + col, plane, channels - c);
           }
       });
     } else {

@@ -4,18 +4,11 @@
 #pragma once
 #include <cstdint>
 
+#include "cpu/runtime/intrinsics.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/simd.h"
 #include "math/int_math.h"
 #include "operators/conv_pool.h"
-
-#ifdef __x86_64__
-#include <immintrin.h>
-#ifndef __clang__  // whose own header reads what it calls undefined: GCC's bug 105593
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#endif
 
 namespace dlsys {
 namespace cpu {

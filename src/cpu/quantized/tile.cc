@@ -8,15 +8,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "cpu/runtime/intrinsics.h"
 #include "cpu/runtime/simd.h"
-
-#ifdef __x86_64__
-#include <immintrin.h>
-#ifndef __clang__  // whose own header reads what it calls undefined: GCC's bug 105593
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#endif
 
 namespace dlsys {
 namespace cpu {

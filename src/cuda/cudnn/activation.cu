@@ -11,7 +11,7 @@ namespace {
 
 using ActivationDescriptor = struct CudnnActivationStruct*;
 
-struct Functions {
+struct Functions : FoundOnce<Functions> {
   Status (*create)(ActivationDescriptor*);
   Status (*set)(ActivationDescriptor, int mode, int nan, double coefficient);
   Status (*destroy)(ActivationDescriptor);
@@ -27,10 +27,6 @@ struct Functions {
     Find("cudnnDestroyActivationDescriptor", &destroy);
     Find("cudnnActivationForward", &forward);
     Find("cudnnActivationBackward", &backward);
-  }
-  static const Functions& Get() {
-    static const Functions* const functions = new Functions;
-    return *functions;
   }
 };
 

@@ -14,7 +14,7 @@ namespace cuda {
 namespace cudnn {
 namespace {
 
-struct Functions {
+struct Functions : FoundOnce<Functions> {
   Status (*training)(Handle, int mode, const void* alpha, const void* beta, TensorDescriptor,
                      const void* x, TensorDescriptor, void* y, TensorDescriptor of_channels,
                      const void* scale, const void* bias, double factor, void* running_mean,
@@ -33,10 +33,6 @@ struct Functions {
     Find("cudnnBatchNormalizationForwardTraining", &training);
     Find("cudnnBatchNormalizationForwardInference", &inference);
     Find("cudnnBatchNormalizationBackward", &backward);
-  }
-  static const Functions& Get() {
-    static const Functions* const functions = new Functions;
-    return *functions;
   }
 };
 

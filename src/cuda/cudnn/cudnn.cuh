@@ -29,6 +29,16 @@ void Find(const char* name, F* function) {
   *function = (F)FunctionOf(name);
 }
 
+// Base of functions of the library that a constructor finds when they are first needed. Fails with
+// DL_UNAVAILABLE where cuDNN cannot be used.
+template <class Functions>
+struct FoundOnce {
+  static const Functions& Get() {
+    static const Functions* const functions = new Functions;
+    return *functions;
+  }
+};
+
 // Turns a status into a failure: DL_NOT_APPLICABLE for what cuDNN does not support.
 void Check(const char* op, Status status);
 

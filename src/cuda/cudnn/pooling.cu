@@ -14,7 +14,7 @@ namespace {
 
 using PoolingDescriptor = struct CudnnPoolingStruct*;
 
-struct Functions {
+struct Functions : FoundOnce<Functions> {
   Status (*create)(PoolingDescriptor*);
   Status (*set)(PoolingDescriptor, int mode, int nan, int window_h, int window_w, int pad_h,
                 int pad_w, int stride_h, int stride_w);
@@ -31,10 +31,6 @@ struct Functions {
     Find("cudnnDestroyPoolingDescriptor", &destroy);
     Find("cudnnPoolingForward", &forward);
     Find("cudnnPoolingBackward", &backward);
-  }
-  static const Functions& Get() {
-    static const Functions* const functions = new Functions;
-    return *functions;
   }
 };
 

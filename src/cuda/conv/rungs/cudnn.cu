@@ -32,7 +32,7 @@ struct Ranked {
   int determinism, math, reserved[3];
 };
 
-struct Functions {
+struct Functions : cudnn::FoundOnce<Functions> {
   Status (*create_filter)(FilterDescriptor*);
   Status (*set_filter)(FilterDescriptor, int type, int format, int o, int c, int h, int w);
   Status (*destroy_filter)(FilterDescriptor);
@@ -89,14 +89,8 @@ struct Functions {
   }
 };
 
-// Fails with DL_UNAVAILABLE where cuDNN cannot be used.
-const Functions& Cudnn() {
-  static const Functions* const functions = new Functions;
-  return *functions;
-}
-
 const char* Source() {
-  Cudnn();
+  Functions::Get();
   return cudnn::Source();
 }
 
@@ -194,9 +188,9 @@ class Call {
         session_(at.op, at.ctx, at.stream),
         x_(at.op, cudnn::kFloat, conv.n, conv.c, conv.in.h, conv.in.w),
         y_(at.op, cudnn::kFloat, conv.n, conv.o, conv.out.h, conv.out.w),
-        f_(at.op, Cudnn().create_filter, Cudnn().destroy_filter),
-        conv_(at.op, Cudnn().create_convolution, Cudnn().destroy_convolution) {
-    const Functions& l = Cudnn();
+        f_(at.op, Functions::Get().create_filter, Functions::Get().destroy_filter),
+        conv_(at.op, Functions::Get().create_convolution, Functions::Get().destroy_convolution) {
+    const Functions& l = Functions::Get();
     const Conv& c = c_;
     Do(l.set_filter(f_.get(), cudnn::kFloat, cudnn::kNchw, (int)c.o, (int)c.GroupChannels(),
                     (int)c.kernel.h, (int)c.kernel.w));
@@ -216,7 +210,7 @@ class Call {
     const Algorithm& algorithm = *selected;
     SetMath(algorithm);
     if (nbytes > (size_t)ConvWorkspaceLimit()) NotApplicable(at_.op, kName);
-    const Functions& l = Cudnn();
+    const Functions& l = Functions::Get();
     const Handle h = session_.handle();
     const float one = 1.f, zero = 0.f;
     const int index = IndexOf(algorithm);
@@ -238,14 +232,14 @@ class Call {
     if (Workspace::Querying()) return;
     const float one = 1.f;
     const cudnn::Tensor of_bias(at_.op, cudnn::kFloat, 1, c_.o, 1, 1);
-    Do(Cudnn().add(session_.handle(), &one, of_bias.get(), bias, &one, y_.get(), y));
+    Do(Functions::Get().add(session_.handle(), &one, of_bias.get(), bias, &one, y_.get(), y));
   }
 
  private:
   int IndexOf(const Algorithm& algorithm) const { return algorithm.by_pass[(int)pass_]; }
 
   size_t Nbytes(const Algorithm& algorithm) const {
-    const Functions& l = Cudnn();
+    const Functions& l = Functions::Get();
     const Handle h = session_.handle();
     const int index = IndexOf(algorithm);
     size_t nbytes = 0;
@@ -263,7 +257,7 @@ class Call {
     const std::vector<const Algorithm*> known = AlgorithmsOf(pass_);
     if (at_.variant != kHeuristic) return *known[at_.variant];
     constexpr int kMost = 10;
-    const Functions& l = Cudnn();
+    const Functions& l = Functions::Get();
     const Handle h = session_.handle();
     Do(l.set_math(conv_.get(), at_.precision == Precision::kTf32 ? kTensorOpMath : kFmaMath));
     Ranked ranking[kMost];
@@ -284,7 +278,7 @@ class Call {
 
   void SetMath(const Algorithm& algorithm) const {
     const bool tf32 = at_.precision == Precision::kTf32 && !algorithm.transforms;
-    Do(Cudnn().set_math(conv_.get(), tf32 ? kTensorOpMath : kFmaMath));
+    Do(Functions::Get().set_math(conv_.get(), tf32 ? kTensorOpMath : kFmaMath));
   }
 
   void Do(Status status) const { cudnn::Check(at_.op, status); }
