@@ -19,7 +19,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOMS = (
-    "speed", "inference", "contestants", "proofs", "learning", "conversion", "versions", "tables",
+    "operators", "steps", "inference", "contestants", "proofs", "learning", "conversion",
+    "versions", "tables",
 )  # fmt: skip
 
 # This checkout's package, unless PYTHONPATH names another one.

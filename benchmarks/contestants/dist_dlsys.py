@@ -19,7 +19,7 @@ from dlsys.runtime.device import gpu, synchronize
 from shared import cupti
 from shared.networks import model
 from shared.workloads import NAMED, RATE
-from speed import overlap
+from steps import overlap
 
 KIB = (64, 256, 1024, 4096, 16 << 10, 100 << 10, 500 << 10)
 CHAINED = 8, 24  # sums of one run, whose times are compared: enough for the host to be ahead

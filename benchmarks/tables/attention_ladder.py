@@ -1,4 +1,4 @@
-"""The tables of the rungs of attention (speed/attention.py)."""
+"""The tables of the rungs of attention (operators/attention.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables and the picture of convolution's ladder (speed/conv.py), of every device that was
+"""The tables and the picture of convolution's ladder (operators/conv.py), of every device that was
 measured: a rung of the CPU is named `implicit, CPU`.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from dlsys.learn.chart import picture
 from dlsys.learn.conv import Shape
-from speed.conv import sums_of
+from operators.conv import sums_of
 from tables.gpu import Results, part_source, rows
 
 DRAWN = [128, 256, 14, 256, 3, 1, 1, 1], "forward"

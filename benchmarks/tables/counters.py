@@ -1,4 +1,4 @@
-"""The tables of the profiler's counters (speed/counters.py)."""
+"""The tables of the profiler's counters (operators/counters.py)."""
 
 from __future__ import annotations
 

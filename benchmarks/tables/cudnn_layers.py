@@ -1,4 +1,4 @@
-"""The table of layers by the own kernels beside cuDNN's (speed/cudnn_layers.py)."""
+"""The table of layers by the own kernels beside cuDNN's (operators/cudnn_layers.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables and the picture of the matrix product's ladder (speed/gemm.py)."""
+"""The tables and the picture of the matrix product's ladder (operators/gemm.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables and the picture of large training steps (speed/large.py)."""
+"""The tables and the picture of large training steps (steps/large.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dlsys.viz.svg import BLUE, GRAY, TEAL, axis_steps, drawing, element, label
-from speed.large import OURS, TUNED
+from steps.large import OURS, TUNED
 from tables.gpu import Results, rows, source
 
 NAMES = {

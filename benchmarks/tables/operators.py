@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dlsys.viz.svg import BLUE, GRAY, ORANGE, drawing, element, label
-from speed.operators import ratio
+from operators.operators import ratio
 
 from .gpu import Results, rows, source
 

@@ -1,4 +1,4 @@
-"""The tables of several GPUs (speed/dist.py), and the cost model that they are held against."""
+"""The tables of several GPUs (steps/dist.py), and the cost model that they are held against."""
 
 from __future__ import annotations
 

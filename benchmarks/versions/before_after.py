@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from shared import measure, networks, turns, workloads
-from speed import cpu, overhead
+from steps import cpu, overhead
 
 WORSE = 1.03
 DEVICES = ("numpy", "cpu", "gpu")

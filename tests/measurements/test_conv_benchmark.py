@@ -1,4 +1,4 @@
-"""benchmarks/speed/conv.py on small convolutions, and the tables and the picture made of it."""
+"""benchmarks/operators/conv.py on small convolutions, and the tables and the picture made of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.devices import require
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from speed import conv
+from operators import conv
 from tables import conv_ladder
 from tables.gpu import Results
 

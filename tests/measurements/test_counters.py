@@ -1,4 +1,4 @@
-"""benchmarks/speed/counters.py: what the profiler printed becomes rows of a record and a table."""
+"""benchmarks/operators/counters.py: what the profiler printed becomes a record and a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from speed import counters
+from operators import counters
 from tables import counters as tables
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/speed/cudnn_layers.py: what it counts and computes, and the table made of it."""
+"""benchmarks/operators/cudnn_layers.py: what it counts and computes, and the table made of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dlsys import autodiff as ad
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from speed.cudnn_layers import WORKS, Work, inputs, nodes
+from operators.cudnn_layers import WORKS, Work, inputs, nodes
 from tables import cudnn_layers
 from tables.gpu import Results
 

@@ -1,4 +1,4 @@
-"""A record of benchmarks/speed/gemm.py made in parts is that of one call."""
+"""A record of benchmarks/operators/gemm.py made in parts is that of one call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from speed import gemm
+from operators import gemm
 
 CHIP = "NVIDIA H200"
 

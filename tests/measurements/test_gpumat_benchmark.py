@@ -1,4 +1,4 @@
-"""The contestants of benchmarks/speed/gpumat.py multiply the same matrices, and right."""
+"""The contestants of benchmarks/operators/gpumat.py multiply the same matrices, and right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from dlsys.ndarray import cpu
-from speed import gpumat
+from operators import gpumat
 from support.devices import require
 
 

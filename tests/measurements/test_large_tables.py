@@ -14,7 +14,7 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from shared import measure
-from speed import large as benchmark
+from steps import large as benchmark
 from tables import large
 
 

@@ -1,4 +1,4 @@
-"""The contestants of benchmarks/speed/micrograd.py compute the same training."""
+"""The contestants of benchmarks/steps/micrograd.py compute the same training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from dlsys.ndarray import cpu
-from speed import micrograd
+from steps import micrograd
 from support.devices import require
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks/speed/operators.py times: every row of the operators' table, or why not."""
+"""What benchmarks/operators/operators.py times: every row of the operators' table, or why not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from speed.operator_works import WITHIN, WITHOUT, works
+from operators.operator_works import WITHIN, WITHOUT, works
 from support.table.samples import SAMPLES
 from tables import operators as operators_table
 from tables.gpu import Results
@@ -34,7 +34,7 @@ class Works(unittest.TestCase):
         timed = {work.row for work in works()}
         told = [timed, set(WITHIN), set(WITHOUT)]
         rows = {sample.name for sample in SAMPLES}
-        self.assertEqual(rows - set.union(*told), set(), "add it to speed/operator_works.py")
+        self.assertEqual(rows - set.union(*told), set(), "add it to operators/operator_works.py")
         self.assertEqual(set.union(*told) - rows, set(), "no such row")
         self.assertEqual(sum(map(len, told)), len(set.union(*told)), "a row is told of twice")
         self.assertEqual(set(WITHIN.values()) - timed, set(), "it is not timed")

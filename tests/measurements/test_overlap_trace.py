@@ -1,4 +1,4 @@
-"""What benchmarks/speed/overlap.py reads from a trace, and the table and picture made of it."""
+"""What benchmarks/steps/overlap.py reads from a trace, and the table and picture made of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from speed import overlap
-from speed.overlap import Activity
+from steps import overlap
+from steps.overlap import Activity
 from tables import overlap as overlap_table
 from tables.gpu import Results
 

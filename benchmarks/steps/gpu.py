@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shared import measure
-from speed import race
+from steps import race
 
 PRODUCT = 4096
 PARTS = ("race", "kernels", "products", "bandwidth", "to99")
@@ -137,14 +137,14 @@ def bandwidth() -> dict[str, Any]:
 
 def kernels() -> dict[str, Any]:
     """The race's training steps, kernel by kernel (kernels.py)."""
-    from speed import kernels as module
+    from steps import kernels as module
 
     return module.measured()
 
 
 def to99() -> dict[str, Any]:
     """MNIST to 99 % (to99.py)."""
-    from speed import to99 as module
+    from steps import to99 as module
 
     return module.measured()
 

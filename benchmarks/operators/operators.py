@@ -136,7 +136,7 @@ def ratio(found: dict[str, Any], name: str) -> float:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """All works that were asked for."""
-    from speed.operator_works import works
+    from operators.operator_works import works
 
     results = {}
     for work in works():

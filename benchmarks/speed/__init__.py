@@ -1,1 +1,0 @@
-"""Timings on the CPU and on a GPU, beside PyTorch and JAX."""
