@@ -18,7 +18,7 @@ from dlsys.apps import cli
 from dlsys.apps.cifar import batches, training
 from dlsys.data.formats import cifar
 from dlsys.errors import ShapeError
-from dlsys.train import safetensors
+from dlsys.train.files import safetensors
 
 SMALL = "--batch-size 20 --width 4 --lr 0.05 --precision fp32 --seed 3 -c cpu".split()
 

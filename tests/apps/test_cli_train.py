@@ -19,7 +19,7 @@ from dlsys import train
 from dlsys.apps.setup import OPTIMIZERS, SCHEDULES, Setup, UsageError, choose
 from dlsys.errors import DataError
 from dlsys.runtime.device import Context, cpu, gpu
-from dlsys.train import safetensors
+from dlsys.train.files import safetensors
 from support.devices import native_contexts, not_emulated, require
 from support.small_digits import ENDING, MLP, Folder, needs
 

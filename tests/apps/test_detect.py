@@ -20,7 +20,7 @@ from dlsys.apps.detect import coco, fresh, made, network, prediction, scenes
 from dlsys.apps.detect.training import load
 from dlsys.errors import DataError
 from dlsys.ops import boxes
-from dlsys.train import safetensors
+from dlsys.train.files import safetensors
 from support.devices import on_native_devices, slow
 from support.small_digits import needs
 from support.table.families.boxes import selected

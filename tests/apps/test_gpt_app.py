@@ -18,7 +18,7 @@ from dlsys import functional as F
 from dlsys import nn, profile, train
 from dlsys.apps import cli
 from dlsys.apps.gpt.training import Settings, optimizer_of
-from dlsys.train import safetensors
+from dlsys.train.files import safetensors
 
 SMALL = (
     "--max-bytes 20000 --layers 1 --heads 2 --features 16 --context 16 --batch-size 4 --steps 12 "

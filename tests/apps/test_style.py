@@ -19,7 +19,7 @@ from dlsys.apps.style import applying, features, losses, painting
 from dlsys.apps.style.pictures import read, write
 from dlsys.apps.style.training import Patches, load, sizes
 from dlsys.errors import DataError
-from dlsys.train import safetensors
+from dlsys.train.files import safetensors
 from support import torch_states
 from support.devices import native_contexts
 from support.small_digits import needs

@@ -22,7 +22,7 @@ from dlsys.apps.superres.enlarging import Enlarger
 from dlsys.apps.superres.patches import Pair, PatchLoader
 from dlsys.apps.superres.training import Settings, load, loss_of
 from dlsys.errors import DataError, DlsysError
-from dlsys.train import safetensors
+from dlsys.train.files import safetensors
 from support import sample
 from support.devices import on_native_devices
 from support.small_digits import needs

@@ -468,4 +468,6 @@ class TestExportPickle(InFolder):
                 text = text.replace("(pickle.Unpickler)", "")
             for word in ("pickle.load", "Unpickler", "allow_pickle=True"):
                 self.assertNotIn(word, text.replace("unpickler", ""), path)
-        self.assertEqual(restricted, {"train/torch_files.py", "data/formats/cifar_pickles.py"})
+        self.assertEqual(
+            restricted, {"train/files/torch_files.py", "data/formats/cifar_pickles.py"}
+        )

@@ -43,7 +43,7 @@ from dlsys.data import image_folder, read_idx, write_idx
 from dlsys.data.formats import cifar
 from dlsys.errors import DlsysError
 from dlsys.runtime.tuning_cache import Measurement, TuningCache
-from dlsys.train import checkpoint, safetensors
+from dlsys.train.files import checkpoint, safetensors
 
 from .harness import Finding, Slow, Source, Trial
 

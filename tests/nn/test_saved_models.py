@@ -13,7 +13,7 @@ from dlsys import nn, optim, train
 from dlsys.data import Dataset, Loader
 from dlsys.errors import DataError
 from dlsys.nn.models.mnist import LeNet5, ResNetMNIST
-from dlsys.train.checkpoint import save as save_arrays
+from dlsys.train.files.checkpoint import save as save_arrays
 from support.small_runs import InFolder
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 1, 28, 28)).astype(np.uint8)

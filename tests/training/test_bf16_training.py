@@ -10,7 +10,7 @@ import numpy as np
 from dlsys import autodiff as ad
 from dlsys import optim, train
 from dlsys.dtypes import FLOAT32
-from dlsys.train import checkpoint
+from dlsys.train.files import checkpoint
 from support.devices import each_context
 from support.small_runs import InFolder, final, loader, model
 

@@ -18,7 +18,7 @@ import numpy as np
 from dlsys import train
 from dlsys.dtypes import bfloat16, rounded
 from dlsys.errors import DataError
-from dlsys.train import safetensors
+from dlsys.train.files import safetensors
 
 ENTRY = b'"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}'
 ENTRY_OF_DIGITS = b'{"x":{"dtype":"U8","shape":[0,%s],"data_offsets":[0,0]}}'

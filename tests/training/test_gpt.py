@@ -17,7 +17,7 @@ from dlsys import nn, train
 from dlsys.errors import DataError, GraphError
 from dlsys.ops.random.token import draw_token
 from dlsys.runtime.device import cpu, gpu, unavailable
-from dlsys.train import safetensors
+from dlsys.train.files import safetensors
 from support.gradcheck import check_gradients
 
 SIZES = dict(vocabulary=11, context=16, layers=2, heads=2, features=8)

@@ -16,7 +16,7 @@ from dlsys import autodiff as ad
 from dlsys import optim
 from dlsys.dtypes import FLOAT16, FLOAT32, ROUNDING, bfloat16, host, is_narrow, rounded
 from dlsys.errors import ShapeError
-from dlsys.train import checkpoint
+from dlsys.train.files import checkpoint
 from dlsys.train.state import State
 from support.devices import native_contexts
 

@@ -15,7 +15,7 @@ import numpy as np
 from dlsys import data, nn, train
 from dlsys.apps.superres.photos import packaged_photos
 from dlsys.errors import DataError
-from dlsys.train import pretrained
+from dlsys.train.files import pretrained
 from support import torch_states
 from support.small_digits import needs
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ..errors import DataError
 from ..files import make_folder, opened, replacing
-from ..train import schema
+from ..train.files import schema
 from .usage import UsageError
 
 Settings = TypeVar("Settings", bound=Any)  # a dataclass of numbers and texts

@@ -364,7 +364,7 @@ def _check(model: str, given: Mapping[str, Any]) -> None:
 
 def _check_schema(what: str, values: Mapping[str, Any]) -> None:
     """Raises DataError where a value of a setup from a file is none that `choose` could give."""
-    from ..train import schema as is_
+    from ..train.files import schema as is_
 
     strengths = [
         is_.row(is_.one_of(name), is_.number(0, most)) for name, (_, most) in AUGMENTATIONS.items()

@@ -16,7 +16,7 @@ from ..data.transforms.normalize import PLAIN
 from ..errors import DataError, printable
 from ..nn import Module
 from ..runtime.device import Context
-from ..train.schema import CALLBACKS, check, fields
+from ..train.files.schema import CALLBACKS, check, fields
 from . import streams
 from .pictures import pictures_of, read_pictures
 from .setup import Setup

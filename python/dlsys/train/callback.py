@@ -12,11 +12,11 @@ from ..describe import described
 from ..dist import Group
 from ..nn import Module
 from ..runtime.device import Context
-from .checkpoint import Saved
 from .evaluation import Loss
+from .files.checkpoint import Saved
+from .files.schema import Schema
 from .history import History, Record
 from .metrics import Metric
-from .schema import Schema
 from .state import State
 from .totals import Totals
 

@@ -14,10 +14,10 @@ from ..errors import DataError, DlsysError, GraphError
 from ..files import FolderLock, check_replaceable, make_folder, sweep
 from ..optim import EMA, ReduceOnPlateau
 from .callback import Callback, Run
-from .checkpoint import save
 from .evaluation import Evaluator
+from .files.checkpoint import save
+from .files.schema import integer, maybe, number
 from .history import Record
-from .schema import integer, maybe, number
 
 
 class Best:

@@ -13,7 +13,7 @@ import numpy as np
 from ..describe import counted, drawn_by
 from ..errors import DataError
 from ..files import opened, replacing
-from .schema import HISTORY, check
+from .files.schema import HISTORY, check
 
 Record = dict[str, Any]
 _NO_MEASURES = ("lr", "seconds", "samples_per_second")

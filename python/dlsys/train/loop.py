@@ -13,9 +13,9 @@ from ..errors import DataError, GraphError
 from ..nn import Module
 from ..optim import Optimizer
 from ..runtime.device import Context
-from . import checkpoint
 from .callbacks import Callback, Validation
 from .evaluation import Loss, check_as_trained, inputs_of
+from .files import checkpoint
 from .history import History
 from .metrics import Metric
 from .report import Progress

@@ -14,8 +14,8 @@ from typing import Any
 from ..errors import DataError, DlsysError, how_to_install
 from ..files import appending
 from .callback import Callback, Run
+from .files.schema import integer, latin, maybe
 from .history import Record, plain
-from .schema import integer, latin, maybe
 
 _TAIL = 200  # bytes by which one log is known from another
 

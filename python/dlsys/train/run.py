@@ -19,14 +19,14 @@ from ..errors import DataError
 from ..interrupts import Interrupts
 from ..nn import Module
 from ..runtime.device import Context, context_or_numpy
-from . import schema
 from .callback import Callback
-from .checkpoint import Saved
 from .evaluation import Loss, batches_of, output_and_label
+from .files import schema
+from .files.checkpoint import Saved
+from .files.models import recipe_of
 from .history import History, Record, plain
 from .kernel_algorithms import Kernels
 from .metrics import Metric, suiting
-from .models import recipe_of
 from .nan_search import FiniteState, diverged
 from .ranks import average_statistics, joined, share_of
 from .state import State

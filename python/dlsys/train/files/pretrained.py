@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ..data.description import DataDescription
-from ..data.formats.imagenet import imagenet_classes
-from ..errors import DataError, how_to_install
-from ..files import opened
-from ..nn import load_torch_state_dict
-from ..nn.models.efficientnet import EfficientNetLite
-from ..nn.models.gpt import GPT, gpt2_config
+from ...data.description import DataDescription
+from ...data.formats.imagenet import imagenet_classes
+from ...errors import DataError, how_to_install
+from ...files import opened
+from ...nn import load_torch_state_dict
+from ...nn.models.efficientnet import EfficientNetLite
+from ...nn.models.gpt import GPT, gpt2_config
 from . import safetensors, schema
 from .torch_files import read_torch_file
 

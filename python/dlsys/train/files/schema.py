@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import DataError, quoted
+from ...errors import DataError, quoted
 
 Schema = Callable[[Any], "str | None"]
 

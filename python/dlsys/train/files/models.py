@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import autodiff, functional, init, nn
-from ..dtypes import bfloat16
-from ..errors import DataError, DlsysError, quoted
-from ..nn import Module
+from ... import autodiff, functional, init, nn
+from ...dtypes import bfloat16
+from ...errors import DataError, DlsysError, quoted
+from ...nn import Module
 from . import checkpoint
 from .schema import anything, check, fields, items, maybe, named, text
 

@@ -17,9 +17,9 @@ import safetensors as library
 from safetensors import SafetensorError, deserialize, serialize
 from safetensors.numpy import save
 
-from ..dtypes import bfloat16
-from ..errors import DataError, quoted
-from ..files import opened, replacing
+from ...dtypes import bfloat16
+from ...errors import DataError, quoted
+from ...files import opened, replacing
 
 _CODES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import __version__
-from ..data.description import DataDescription
-from ..describe import brief
-from ..errors import DataError
-from ..nn.module import StateDict
+from ... import __version__
+from ...data.description import DataDescription
+from ...describe import brief
+from ...errors import DataError
+from ...nn.module import StateDict
 from . import safetensors
 from .schema import check, fields, integer
 from .schema import text as text_schema

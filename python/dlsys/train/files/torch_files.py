@@ -19,9 +19,9 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from ..dtypes import bfloat16
-from ..errors import DataError, quoted
-from ..files import opened
+from ...dtypes import bfloat16
+from ...errors import DataError, quoted
+from ...files import opened
 
 # The first pickle of a stream, a number, and the second one, the version of the format.
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001

@@ -1,0 +1,1 @@
+"""Files of trained state: checkpoints, models, and the formats in which others publish weights."""
