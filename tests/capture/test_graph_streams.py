@@ -36,7 +36,7 @@ from dlsys.graph.node import Node
 from dlsys.graph.spec import Spec
 from dlsys.runtime.device import cpu
 from dlsys.settings import settings
-from executor.test_planner import INPLACE, PLAIN, VIEW, RandomGraph, scratch_of
+from executor.plan.test_planner import INPLACE, PLAIN, VIEW, RandomGraph, scratch_of
 from support.devices import require
 from support.graphs import Training
 

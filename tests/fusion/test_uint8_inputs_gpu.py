@@ -18,7 +18,7 @@ from dlsys.data import Dataset, DeviceLoader
 from dlsys.graph.node import Node
 from dlsys.runtime.device import Context, gpu
 from dlsys.runtime.library import load
-from executor.test_tune import Cached
+from executor.tune.test_tune import Cached
 from fusion.test_uint8_inputs import Layer, Pixels, trained
 from fusion.test_weight_update import FLOAT32, OPTIMIZERS
 from support.devices import require

@@ -26,7 +26,7 @@ from dlsys.runtime.library import load
 from support.devices import native_contexts, not_emulated, require
 from support.graphs import Training, double_op
 
-LISTENER = Path(__file__).resolve().parents[1] / "gpu" / "nvtx_listener.cc"
+LISTENER = Path(__file__).resolve().parents[2] / "gpu" / "nvtx_listener.cc"
 CONTEXTS = [None, *native_contexts()]
 
 
