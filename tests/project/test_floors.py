@@ -167,6 +167,14 @@ class Floors(unittest.TestCase):
         self.assertGreater(len(files()), 20)
         self.assertEqual({entry(path) for path in files()}, set(FLOORS))
 
+    def test_the_readme_has_the_floors(self):
+        text = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+        rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", text, re.MULTILINE)
+        told = {
+            name: int(floor) for floor, names in rows for name in re.findall(r"`([\w.]+)/?`", names)
+        }
+        self.assertEqual(told, {name: floor for name, floor in FLOORS.items() if floor})
+
     def test_imports_go_down(self):
         for path in files():
             own = entry(path)
