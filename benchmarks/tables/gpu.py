@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ def rows(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
+def command_of(record: dict[str, Any]) -> str:
+    """The command of a record as it is called now: programs were files of `benchmarks/` before."""
+    return re.sub(r"\bbenchmarks/(\w+)\.py\b", r"benchmarks \1", record["command"])
+
+
 def source(record: dict[str, Any]) -> str:
     """The source of a table, as a line below it."""
     machine = record["machine"]
@@ -52,7 +58,7 @@ def source(record: dict[str, Any]) -> str:
             break
     return (
         f"{hardware}; Python {machine['python']}, {', '.join(versions)}; {record['date']}, "
-        f"commit {record['commit']}; `{record['command']}`"
+        f"commit {record['commit']}; `{command_of(record)}`"
     )
 
 
