@@ -65,7 +65,7 @@ endif
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help mnist test test-full test-quick test-gpu test-emulated emulator interface asan ready libraries shared-libraries test-library nvvm asan-library ubsan tsan fuzz fuzz-campaign soak onnx lib optional-lib native cxx wheel lint format docs gallery bench clean FORCE
+.PHONY: help mnist test test-full test-quick test-gpu test-emulated emulator interface asan ready libraries shared-libraries test-library nvvm architectures asan-library ubsan tsan fuzz fuzz-campaign soak onnx lib optional-lib native cxx wheel lint format docs gallery bench clean FORCE
 
 help:
 	@echo "make mnist      train the MLP on MNIST on the best device here"
@@ -82,6 +82,7 @@ help:
 	@echo "make onnx       every operator as an ONNX file elsewhere, onnx's backend tests here, damaged files"
 	@echo "make lib        the native library for this machine: CPU, and its GPU if nvcc is found"
 	@echo "make wheel      a wheel for every supported GPU, in dist/"
+	@echo "make architectures  every CUDA file to nvcc's intermediate language, for each GPU of a wheel"
 	@echo "make lint       ruff, mypy, clang-format; make format mends what they can mend"
 	@echo "make docs       the site of docs/ with the reference, in $(BUILD)/docs, to be read offline"
 	@echo "make gallery    the pictures of docs/gallery.md, in some minutes on two cores; ARGS=style one of them"
@@ -321,9 +322,10 @@ NVVM_ROOMS := boxes collective conv conv/channels_last gemm gemm/hopper loss nor
 NVVM_ALONE := $(patsubst %,src/cuda/%.cu,boxes/soft_nms conv/pooling conv/channels_last/hopper \
   conv/channels_last/wgrad conv/channels_last/wgrad_halo gemm/matvec norm/fused_layer_norm \
   norm/layer_norm quantized/product)
+NVVM_HERE := $(BUILD)/obj/nvvm/$(TEST_ARCH)
 nvvm_room = $(filter-out $(NVVM_ALONE),$(wildcard src/cuda/$(1)/*.cu))
-NVVM := $(NVVM_ROOMS:%=$(BUILD)/obj/nvvm/cuda/%/room.cu.ltoir) \
-  $(patsubst src/%,$(BUILD)/obj/nvvm/%.ltoir,$(filter-out \
+NVVM := $(NVVM_ROOMS:%=$(NVVM_HERE)/cuda/%/room.cu.ltoir) \
+  $(patsubst src/%,$(NVVM_HERE)/%.ltoir,$(filter-out \
   $(foreach room,$(NVVM_ROOMS),$(call nvvm_room,$(room))),$(call sources,cu)))
 OBJECTS = $(OBJECTS_CXX) $(if $(EMULATED),$(OBJECTS_EMULATED),$(if $(CUDA_ARCHS),$(OBJECTS_CUDA)))
 LINK_CXX = $(CXX) -shared -pthread -Wl,--version-script=src/exports.map -Wl,-z,defs \
@@ -414,19 +416,25 @@ $(NVVM): NVCC_LEVEL = -O0 -Xcicc -O0
 nvvm: $(NVVM)
 	@echo "CUDA files: $(words $(call sources,cu)) compiled to NVVM IR for sm_$(TEST_ARCH), not assembled and not linked"
 
+# The same for each chip of a wheel, whose code differs by what the chip can do.
+architectures:
+	+@$(foreach a,$(WHEEL_ARCHS),$(SUBMAKE) nvvm TEST_ARCH=$(a) &&) true
+
 # The preprocessor notes what a file includes while it reads it; nvcc's -MMD reads all a second time.
+# Constants of kernels for sm_90a are not referenced on other chips, of which nvcc warns.
 COMPILE_NVVM = $(Q)$(NVCC_HERE)/nvcc $(BASE_NVCCFLAGS) $(NVCCFLAGS) \
+  $(if $(filter 90a,$(TEST_ARCH)),,-diag-suppress 177) \
   -Xcompiler -MMD,-MP,-MF,$(basename $@).d,-MT,$@ -ltoir $< -o $@
-$(BUILD)/obj/nvvm/%.ltoir: src/% $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
+$(NVVM_HERE)/%.ltoir: src/% $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@mkdir -p $(@D)
 	@echo "compiling $< to NVVM IR"
 	$(COMPILE_NVVM)
 
-$(BUILD)/obj/nvvm/%/room.cu.ltoir: $(BUILD)/obj/nvvm/%/room.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
+$(NVVM_HERE)/%/room.cu.ltoir: $(NVVM_HERE)/%/room.cu $(BUILD)/obj/cuda.flags | $(NVCC_HERE)
 	@echo "compiling src/$*/ to NVVM IR"
 	$(COMPILE_NVVM)
 
-$(NVVM_ROOMS:%=$(BUILD)/obj/nvvm/cuda/%/room.cu): $(BUILD)/obj/nvvm/%/room.cu: FORCE
+$(NVVM_ROOMS:%=$(NVVM_HERE)/cuda/%/room.cu): $(NVVM_HERE)/%/room.cu: FORCE
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(patsubst src/%,%,$(call nvvm_room,$(*:cuda/%=%))) >$@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
