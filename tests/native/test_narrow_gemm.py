@@ -361,6 +361,7 @@ class NarrowGemm(unittest.TestCase):
                     )
                     wide = a.astype(np.float64) @ b
                     c = empty(wide.shape, self.ctx, dtype)
+                    c[:] = np.nan
                     given = array(a, self.ctx, dtype), array(b, self.ctx, dtype)
                     launch("batched_matmul", self.ctx, given[0], 0, given[1], 0, number, 0, c)
                     scale = np.abs(a).astype(np.float64) @ np.abs(b)
