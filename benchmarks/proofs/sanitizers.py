@@ -15,7 +15,10 @@ from proofs.part import FEW_THREADS, ROOT, Part, brief
 # Which tests each tool runs. One launch under a tool takes up to a hundred times as long, and to
 # instrument a kernel seconds: racecheck, the slowest, has parts of about 150 s.
 OPERATORS = "*GpuOperators*_values"
-OF_IMAGES = ("conv*", "*pool*", "batch_norm*")
+OF_IMAGES = (
+    *("conv[!2]*", "conv2d", "conv2d_[!c]*", "conv2d_channels_last"),
+    *("*pool*", "batch_norm*"),
+)
 OF_SHARED_MEMORY = (
     *("matmul*", "batched_matmul", "*softmax*", "sum", "mean", "reducesumaxiszero", "transpose"),
     *("layer_norm*", "max", "argmax", "prod", "cumsum"),
@@ -26,9 +29,12 @@ IMAGES = tuple(f"*GpuOperators.test_{name}_values" for name in OF_IMAGES)
 SHARED_MEMORY = (
     *(f"*GpuOperators.test_{name}_values" for name in OF_SHARED_MEMORY),
     "*GpuUpdates.test_groups_of_all_shapes*",
-    "*GpuOperators.test_attention*_narrow",
 )
-SUBSET = (*IMAGES, *SHARED_MEMORY)
+OF_TMA = (  # their results are stored by it
+    "*GpuOperators.test_attention*_narrow",
+    "*GpuOperators.test_conv2d_channels_last_statistics_values",
+)
+SUBSET = (*IMAGES, *SHARED_MEMORY, *OF_TMA)
 UPDATES = ("*GpuUpdates.test_*_of_all_shapes*", "*GpuKernel.test_arrays_at_any_address*")
 BYTES = (
     *("*test_uint8_kernels.*sizes_by_the_rule*", "*test_uint8_kernels.*test_groups*"),
@@ -75,7 +81,7 @@ TOOLS = {
         "separate",
     ),
     "racecheck, operators": (SHARED_MEMORY, "shared"),
-    "racecheck, operators of images": (IMAGES, "shared"),
+    "racecheck, operators of images": ((*IMAGES, *OF_TMA), "shared"),
     "racecheck, bytes": (BYTES, "shared"),
     "racecheck, batch norms": (("*test_fused_batch_norm.GpuNorms.test_[vns]*",), "shared"),
     "racecheck, epilogues": (tuple(f"{EPILOGUES}.test_{x}" for x in OTHER_EPILOGUES), "shared"),
@@ -87,9 +93,9 @@ TOOLS = {
     **{f"racecheck, variants of {x}": ((test,), "shared") for x, test in VARIANTS.items()},
     "racecheck, convolutions": (CONVOLUTIONS, "shared"),
     "racecheck, 16 bits": ((*NARROW, *RINGS), "shared"),
-    # It does not see what TMA stores, such as flash attention's results, and so has none of it; a
-    # product's are written into arrays that tests fill first.
-    "initcheck": ((*SUBSET, *BYTES, NORMS, *LADDER), "shared"),
+    # It does not see what TMA stores, and so has no operators that do; products do too, into arrays
+    # that tests fill first.
+    "initcheck": ((*IMAGES, *SHARED_MEMORY, *BYTES, NORMS, *LADDER), "shared"),
     "synccheck": ((*SUBSET, *BYTES, NORMS, *LADDER, *FLASH, *RINGS, *NARROW), "shared"),
 }
 
