@@ -35,8 +35,9 @@ DLSYS_FUSION       all       which fusions (dlsys/fusion) run: all, off, the nam
 DLSYS_TUNE         cached    autotuning of the algorithms of matrix products and convolutions: full
                              measures those that the tuning cache lacks for the shapes, precision
                              and chip at hand and adds them; cached uses the cache; off leaves the
-                             algorithm to a heuristic. With the same algorithms a run repeats its
-                             bits, with others it may not
+                             algorithm to a heuristic. All take those that are as accurate as the
+                             precision. With the same algorithms a run repeats its bits, with others
+                             it may not
 DLSYS_TUNE_CACHE   (cache)   the tuning cache's file: dlsys/tuning.json in $XDG_CACHE_HOME or
                              ~/.cache
 DLSYS_REQUIRE_GPU  0         1 turns a skipped GPU test into a failure

@@ -11,6 +11,7 @@
 
 #include "math/pointwise_vm.h"
 #include "operators/all_reduce_update_args.h"
+#include "operators/conv_accuracy.h"
 #include "operators/conv_geometry.h"
 #include "operators/indexing.h"
 #include "operators/mlp_head.h"
@@ -117,6 +118,14 @@ void AddOpcodes(Text* text) {
   text->Add("limit", "pointwise_inputs", pointwise::kInputs);
   text->Add("limit", "pointwise_immediates", pointwise::kImmediates);
   text->Add("limit", "pointwise_first_immediate", pointwise::kFirstImmediate);
+}
+
+// Of algorithms of convolution that are no plain sums; see conv_accuracy.h.
+void AddAccuracies(Text* text) {
+  for (const ConvAccuracy& known : kConvAccuracies)
+    text->Add("units", known.units, known.algorithm);
+  text->Add("limit", "units_fp32", MostUnits(false));
+  text->Add("limit", "units_tf32", MostUnits(true));
 }
 
 // Optimizer rules: whether it acts in every run of an accumulation, its slots, its constants.
@@ -228,6 +237,7 @@ DLSYS_API const char* DLInterface(void) {
     auto* made = new dlsys::Text;
     dlsys::AddEnumerators(made);
     dlsys::AddOpcodes(made);
+    dlsys::AddAccuracies(made);
     dlsys::AddRules(made);
     dlsys::AddStructs(made);
     dlsys::AddFunctions(made);

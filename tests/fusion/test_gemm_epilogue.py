@@ -297,7 +297,7 @@ class Values:
         return executor.run(feeds, convert_to_numpy_ret_vals=True)
 
     def check(self, fetches: Sequence[Node], bound: float = 2e-5, precision: str = "fp32") -> None:
-        """Fused, unfused and numpy agree; and fused runs give the same bits."""
+        """Fused and unfused are close to numpy, each within the bound; fused runs repeat bits."""
         feeds = feeds_of(fetches)
         expected = self.run_on(fetches, feeds, ctx=None)
         with without("cross_entropy", "gemm_epilogue", "mlp_head"):
@@ -307,8 +307,8 @@ class Values:
         for value, other, wanted, same in zip(found, plain, expected, again, strict=True):
             self.assertEqual(value.shape, wanted.shape)
             scale = float(np.abs(wanted).max(initial=1e-3))
-            np.testing.assert_allclose(value, wanted, rtol=0, atol=bound * scale)
-            np.testing.assert_allclose(value, other, rtol=0, atol=bound * scale)
+            for result in (value, other):
+                np.testing.assert_allclose(result, wanted, rtol=0, atol=bound * scale)
             self.assertEqual(value.tobytes(), same.tobytes())
 
     def test_networks_of_every_form(self) -> None:

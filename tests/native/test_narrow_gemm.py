@@ -102,9 +102,15 @@ class NarrowGemm(unittest.TestCase):
                 operands = self.operands(*shape, flags, dtype)
                 self.check(self.product(operands, flags, number, dtype), operands, flags, dtype)
 
-    def test_every_variant(self) -> None:
+    def test_every_variant_of_bfloat16(self) -> None:
+        self.check_variants(bfloat16)
+
+    def test_every_variant_of_float16(self) -> None:
+        self.check_variants(FLOAT16)
+
+    def check_variants(self, dtype: Any) -> None:
         flags, served = (False, True), 0
-        for dtype, shape in itertools.product(NARROW, ((45, 70, 150), LARGE)):
+        for shape in ((45, 70, 150), LARGE):
             operands = self.operands(*shape, flags, dtype)
             for number, name in enumerate(self.algorithms()):
                 if not name.startswith(("hopper", "cublas", "tensor")):
@@ -116,7 +122,7 @@ class NarrowGemm(unittest.TestCase):
                         continue
                     served += 1
                     self.check(got, operands, flags, dtype)
-        self.assertGreater(served, 4)
+        self.assertGreater(served, 2)
 
     def test_the_same_bits_each_time(self) -> None:
         """Also where K is split."""
@@ -361,6 +367,7 @@ class NarrowGemm(unittest.TestCase):
                     )
                     wide = a.astype(np.float64) @ b
                     c = empty(wide.shape, self.ctx, dtype)
+                    c[:] = np.nan
                     given = array(a, self.ctx, dtype), array(b, self.ctx, dtype)
                     launch("batched_matmul", self.ctx, given[0], 0, given[1], 0, number, 0, c)
                     scale = np.abs(a).astype(np.float64) @ np.abs(b)

@@ -80,7 +80,8 @@ class SplitCounters(unittest.TestCase):
 
     def test_in_graphs_and_their_branches(self) -> None:
         """Two executors replay in turns, beside launches of their own, on streams of their own."""
-        with mock.patch.multiple(settings, capture=True, streams=4):
+        # With an arena of separate blocks nothing is captured.
+        with mock.patch.multiple(settings, capture=True, streams=4, separate_arena=False):
             executors, feeds = [], []
             for _ in range(2):
                 nodes = [[ad.Variable(f"{x}{c}", dtype=bfloat16) for x in "ab"] for c in range(2)]

@@ -206,10 +206,18 @@ def _figures(
     us = benchmark.us_about(algorithm)
     if us < LONG_US:
         us = benchmark.us(algorithm, us)
-    error = np.abs(benchmark.elements(sample.at) - sample.exact) / sample.scale / ROUNDING
+    error = sample.errors(benchmark)
     rate = shape.operations / us / 1e6
     worst, mean = float(error.max()), float(error.mean())
     return Figures(algorithm.name, precision, us / 1e3, rate, nbytes, worst, mean)
+
+
+def errors_of(
+    benchmark: Microbenchmark, shape: Shape, direction: str, algorithm: Algorithm
+) -> np.ndarray:
+    """How far off sampled elements are by an algorithm, as above."""
+    benchmark.results(algorithm)
+    return _Sample(benchmark, shape, direction, False).errors(benchmark)
 
 
 class _Sample:
@@ -249,6 +257,11 @@ class _Sample:
         # An element that sums nothing, as at a stride, is compared with the largest of the others.
         largest = max(*scale, np.finfo(np.float32).tiny)
         self.exact, self.scale = np.array(exact), np.array([one or largest for one in scale])
+
+    def errors(self, benchmark: Microbenchmark | NumpyBenchmark) -> np.ndarray:
+        """Of the last run, in units of float32's rounding."""
+        off = np.abs(benchmark.elements(self.at) - self.exact)
+        return np.asarray(off / self.scale / ROUNDING)
 
 
 # The operands of a direction, by the direction whose result has their shape.

@@ -54,6 +54,7 @@ class Interface:
         enums: the enumerators of the C API by name.
         dtypes: the dtypes of native arrays by name, with their codes.
         limits: by name; see src/runtime/interface.cc.
+        units: how far off algorithms of convolution may be; see src/operators/conv_accuracy.h.
         activations, activation_gradients: the kernels that an epilogue may end in, by number.
         opcodes: of a pointwise program, by the name of the kernel that each stands for.
         operands: of a GEMM, by name, as arguments of kernels have them.
@@ -68,6 +69,7 @@ class Interface:
         self.devices: dict[str, DeviceType] = {}
         self.dtypes: dict[str, int] = {}
         self.limits: dict[str, int] = {}
+        self.units: dict[str, int] = {}
         self.activations: dict[str, int] = {}
         self.activation_gradients: dict[str, int] = {}
         self.opcodes: dict[str, int] = {}
@@ -95,6 +97,8 @@ class Interface:
                 numbers[kind][name] = int(rest[0])
             elif kind == "device":
                 self.devices[name] = DeviceType(int(rest[0]), rest[1], rest[2] == "1")
+            elif kind == "units":
+                self.units[" ".join(rest)] = int(name)
             elif kind in lists:
                 lists[kind][name] = tuple(rest)
             elif kind == "struct":

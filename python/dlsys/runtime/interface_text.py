@@ -102,6 +102,18 @@ limit pointwise_instructions 24
 limit pointwise_inputs 8
 limit pointwise_immediates 16
 limit pointwise_first_immediate 64
+units 32 winograd
+units 8 winograd 2x2
+units 32 winograd 4x4
+units 32 fft
+units 64 cudnn
+units 8 cudnn fft
+units 8 cudnn tiled_fft
+units 64 cudnn winograd
+units 64 cudnn winograd_in_parts
+units 131072 cudnn winograd_5x5
+limit units_fp32 64
+limit units_tf32 16448
 rule sgd_update 0
 slots sgd_update
 constants sgd_update

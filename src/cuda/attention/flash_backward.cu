@@ -341,7 +341,8 @@ class PartOfDq {
     static_assert(T::kConsumers == kPartsOfSum && T::kRows == kRowsOfSum, "the layout of sums");
     constexpr int kBox = T::kKeys * 128, kColumns = T::kSize / T::kConsumers;
     Sums<kColumns> dq;
-    SyncThreads(kBothConsumers<T>, T::kConsumers * 128);
+    // Under a causal mask one consumer may come from rows that see no key, the other not.
+    SyncThreadsUnaligned(kBothConsumers<T>, T::kConsumers * 128);
     BeginProducts();
     const uint64_t of_scores = Descriptor(Scores(), kBox, 1024);
     const uint64_t of_k = Descriptor(k + consumer_ * kBox, kBox, 1024);

@@ -285,8 +285,8 @@ inline double CudnnGemmUs(const ConvWork& w) {
   return Us({18, transposed ? 5.4e8 : 2.8e8, transposed ? 1.3e6 : 7.6e6}, wide, bytes);
 }
 
-// cuDNN's own F(4 x 4, 3 x 3), in float32 at every precision. Its F(4 x 4, 5 x 5) is off by up to
-// 1e-3 of the results, and is for those alone who name it.
+// cuDNN's own F(4 x 4, 3 x 3), in float32 at every precision. No precision allows the errors of its
+// F(4 x 4, 5 x 5); see operators/conv_accuracy.h.
 inline double CudnnWinogradUs(const ConvWork& w) {
   const HW three{3, 3}, one{1, 1};
   if (!(w.conv.kernel == three) || !(w.conv.stride == one)) return kNever;

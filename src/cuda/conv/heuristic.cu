@@ -1,12 +1,14 @@
 // The heuristic of convolution: which algorithm runs one where nobody names any. The candidates of
-// `auto` and of the rung `implicit` are ranked by the roofline estimates of cost.h, and the first
-// that can compute the convolution runs. conv.cuh has the contract. It launches nothing itself.
+// `auto` and of the rung `implicit` that are accurate enough for the precision are ranked by the
+// roofline estimates of cost.h, and the first that can compute the convolution runs. conv.cuh has
+// the contract. It launches nothing itself.
 #include <algorithm>
 #include <cstring>
 
 #include "cuda/conv/channels_last/hopper.cuh"
 #include "cuda/conv/conv.cuh"
 #include "cuda/conv/cost.h"
+#include "operators/conv_accuracy.h"
 
 namespace dlsys {
 namespace cuda {
@@ -54,11 +56,17 @@ int VariantOf(const Candidate& candidate, Pass pass) {
   return found == names.end() ? kHeuristic : (int)(found - names.begin());
 }
 
+std::string NameOf(const Candidate& candidate) {
+  const std::string name = candidate.algorithm->name;
+  return candidate.variant ? name + " " + candidate.variant : name;
+}
+
 template <size_t kCount>
 void Append(const Candidate (&candidates)[kCount], const ConvCall& at, const ConvWork& work,
             std::vector<ConvEstimate>* ranking) {
   for (const Candidate& candidate : candidates) {
     if (RefusalOf(*candidate.algorithm, at, work.conv)) continue;
+    if (!IsAccurate(NameOf(candidate), work.tf32)) continue;
     if (candidate.needs != Needs::kNothing && OwnGemmIsForced()) continue;
     if (candidate.needs == Needs::kCublas && *CublasError()) continue;
     const double us = candidate.us(work);

@@ -89,6 +89,11 @@ __device__ __forceinline__ void FenceGlobalForCopies() {
 __device__ __forceinline__ void SyncThreads(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
+// The same where warps reach the barrier at different instructions of the program: `bar.sync` is
+// the aligned form, which promises that all execute one and the same.
+__device__ __forceinline__ void SyncThreadsUnaligned(int number, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
 __device__ __forceinline__ void ArriveThreads(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }

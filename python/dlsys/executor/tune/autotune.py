@@ -5,7 +5,9 @@ the tuning cache lacks for this chip and library, on arrays of the node's shapes
 like a training step's. Each rung is estimated by a few launches of its own heuristic, the variants
 of those alone that come near the fastest, and only the best of all of them are measured exactly. An
 algorithm is taken if its results are right and it is faster than the heuristic's by more than
-noise. Under `cached`, the default, the cache is used as it is; under `off` the heuristics decide.
+noise. One whose error is of another class than the precision allows, as that of some Winograds is,
+runs where it is named and is no candidate here (src/operators/conv_accuracy.h). Under `cached`, the
+default, the cache is used as it is; under `off` the heuristics decide.
 
 Each algorithm repeats its bits exactly, but not those of another: a run is repeated with the same
 algorithms. The precision is part of a measurement's key, so no algorithm changes it.
@@ -25,6 +27,7 @@ from ...graph.node import Node, find_topo_sort
 from ...graph.spec import Spec
 from ...rungs import HEURISTIC, Algorithm, rung_of
 from ...runtime.device import Context, device_name, trim
+from ...runtime.interface import interface
 from ...runtime.library import load
 from ...runtime.target import target_of
 from ...settings import CONV_WORKSPACE, settings
@@ -133,7 +136,8 @@ def _names_variant(node: Node) -> bool:
 
 def _candidates(node: Node, ctx: Context) -> list[Algorithm]:
     """The algorithms to measure beside the default: of the node's rung, or of all but the rungs
-    that later ones outdo for every shape; those of which others are variants first.
+    that later ones outdo for every shape; those of which others are variants first. None is less
+    accurate than the precision allows.
     """
     assert node.op.kernel is not None
     outdone = () if node.op.ladder is None else node.op.ladder.outdone
@@ -142,8 +146,15 @@ def _candidates(node: Node, ctx: Context) -> list[Algorithm]:
         Algorithm(number, name)
         for number, name in enumerate(load().algorithms(ctx.kernel_device, node.op.kernel), 1)
         if (rung_of(name) == own if own else rung_of(name) not in outdone)
+        and _is_accurate(name, node)
     ]
     return sorted(found, key=lambda algorithm: algorithm.name.count(" "))
+
+
+def _is_accurate(algorithm: str, node: Node) -> bool:
+    """Whether times alone may decide for an algorithm at the node's precision."""
+    by = "tf32" if node.attrs.get("precision") == "tf32" else "fp32"
+    return interface.units.get(algorithm, 0) <= interface.limits[f"units_{by}"]
 
 
 def _parent(name: str, names: Iterable[str]) -> str | None:
@@ -193,7 +204,7 @@ def _algorithm(node: Node, ctx: Context, measured: Measurement | None) -> Algori
     kernel = node.op.kernel
     assert kernel is not None
     names = load().algorithms(ctx.kernel_device, kernel)
-    if measured.algorithm not in names:
+    if measured.algorithm not in names or not _is_accurate(measured.algorithm, node):
         return None
     number = names.index(measured.algorithm) + 1
     try:

@@ -1,7 +1,7 @@
 // The rung `cudnn`: convolution through cuDNN 9, by those of its algorithms that are deterministic:
-// one that is named, or the first that its heuristics rank. conv.cuh has the contract. Functions
-// and constants are declared as in cudnn_ops.h and cudnn_cnn.h; what all rungs of cuDNN share is in
-// cudnn.cuh.
+// one that is named, or the first that its heuristics rank and that is accurate enough. conv.cuh
+// has the contract. Functions and constants are declared as in cudnn_ops.h and cudnn_cnn.h; what
+// all rungs of cuDNN share is in cudnn.cuh.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -9,6 +9,7 @@
 
 #include "cuda/conv/conv.cuh"
 #include "cuda/cudnn/cudnn.cuh"
+#include "operators/conv_accuracy.h"
 
 namespace dlsys {
 namespace cuda {
@@ -100,17 +101,23 @@ constexpr const char* kName = "cudnn";
 
 // cuDNN's index of an algorithm for each pass, -1 where it has no deterministic one (see
 // cudnn_ops.h). Those that transform their operands (FFT, Winograd) lose too much accuracy at tf32
-// and run in float32.
+// and run in float32. One of cuDNN's is two here, of filters of 3 x 3 and of 5 x 5, since these
+// differ in their errors.
 struct Algorithm {
   const char* name;
   int by_pass[3];
   bool transforms;
+  int64_t kernel = 0;  // both extents of the filters that it is for; 0: any
 };
 constexpr Algorithm kAlgorithms[] = {
-    {"implicit_gemm", {0, -1, -1}, false},  {"precomputed_gemm", {1, 1, 1}, false},
-    {"gemm", {2, -1, -1}, false},           {"fft", {4, 2, 2}, true},
-    {"tiled_fft", {5, 3, 6}, true},         {"winograd", {6, 4, -1}, true},
-    {"winograd_in_parts", {7, 5, 5}, true},
+    {"implicit_gemm", {0, -1, -1}, false},
+    {"precomputed_gemm", {1, 1, 1}, false},
+    {"gemm", {2, -1, -1}, false},
+    {"fft", {4, 2, 2}, true},
+    {"tiled_fft", {5, 3, 6}, true},
+    {"winograd", {6, 4, -1}, true},
+    {"winograd_in_parts", {7, 5, 5}, true, 3},
+    {"winograd_5x5", {7, 5, 5}, true, 5},
 };
 
 std::vector<const Algorithm*> AlgorithmsOf(Pass pass) {
@@ -255,11 +262,18 @@ class Call {
   // more workspace than there may be.
   const Algorithm& Chosen() const {
     const std::vector<const Algorithm*> known = AlgorithmsOf(pass_);
-    if (at_.variant != kHeuristic) return *known[at_.variant];
+    const bool tf32 = at_.precision == Precision::kTf32;
+    const auto fits = [&](const Algorithm& algorithm) {
+      return !algorithm.kernel || c_.kernel == HW{algorithm.kernel, algorithm.kernel};
+    };
+    if (at_.variant != kHeuristic) {
+      if (!fits(*known[at_.variant])) NotApplicable(at_.op, kName);
+      return *known[at_.variant];
+    }
     constexpr int kMost = 10;
     const Functions& l = Functions::Get();
     const Handle h = session_.handle();
-    Do(l.set_math(conv_.get(), at_.precision == Precision::kTf32 ? kTensorOpMath : kFmaMath));
+    Do(l.set_math(conv_.get(), tf32 ? kTensorOpMath : kFmaMath));
     Ranked ranking[kMost];
     int count = 0;
     Do(pass_ == Pass::kForward
@@ -270,7 +284,8 @@ class Call {
                               ranking));
     for (const Ranked* r = ranking; r < ranking + count; r++)
       for (const Algorithm* algorithm : known)
-        if (r->status == 0 && r->algorithm == IndexOf(*algorithm) &&
+        if (r->status == 0 && r->algorithm == IndexOf(*algorithm) && fits(*algorithm) &&
+            IsAccurate(std::string(kName) + " " + algorithm->name, tf32) &&
             r->nbytes <= (size_t)ConvWorkspaceLimit())
           return *algorithm;
     NotApplicable(at_.op, kName);

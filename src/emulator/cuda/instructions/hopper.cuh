@@ -78,6 +78,7 @@ inline void CountReleased(unsigned* count, unsigned last) {
 inline void FenceGlobalForCopies() {}
 
 inline void SyncThreads(int number, int threads) { emulator::MeetNumbered(number, threads); }
+inline void SyncThreadsUnaligned(int number, int threads) { SyncThreads(number, threads); }
 inline void ArriveThreads(int number, int threads) { emulator::ArriveNumbered(number, threads); }
 
 inline uint32_t ClusterRank() { return (uint32_t)emulator::ClusterRank(); }
