@@ -2,11 +2,12 @@
 // is no product, and memory bandwidth is the limit. channels_last/depthwise.cuh has the contract.
 //
 // Square filters of 3, 5 and 7 at stride 1 and 2, channels by four: a thread goes down the rows of
-// a strip for four channels and kCols results side by side. It loads a row of what it reads while
-// it multiplies the one before, and adds it to all results that meet it, so that a column is read
-// by neighbors alone twice. For the filter a thread sums all elements of four channels, a block
-// adds its threads, and the parts of blocks are added in a fixed order. Other convolutions: a
-// thread gathers one result, or four.
+// a strip for four channels and a few results side by side. It loads a row of what it reads while
+// it multiplies the one before, and adds it to all results that meet it, so that only the columns
+// between threads and the rows between strips are read twice. For the filter a thread sums all
+// elements of four channels, a block adds its threads, and the parts of blocks are added in a fixed
+// order. Of other convolutions a thread gathers one element of y or dx, a block sums one of df for
+// 32 filters.
 #include <algorithm>
 #include <type_traits>
 
@@ -30,8 +31,8 @@ __device__ __forceinline__ void MultiplyAdd(float4& sum, const float4& a, const 
 
 // ---- strips ----
 
-// Columns of the larger images that a thread has beside each other, of dy in the gradient of a
-// filter kOfFilter; and blocks at once on a multiprocessor, which bounds registers.
+// Columns side by side of a thread, of x or dx, of which dy has fewer at a stride; those of dy in
+// the gradient of a filter; and blocks at once on a multiprocessor, which bounds registers.
 constexpr int kCols = 4, kOfFilter = 2;
 template <int kSize>
 constexpr int kBlocks = kSize == 3 ? 2 : 1;
@@ -533,8 +534,8 @@ bool WithStrips(const Conv& c, const void* x, const void* y, Run&& run) {
   }
 }
 
-// The task of `steps` rows in groups of kCols of `columns`, in strips that leave few
-// multiprocessors idle; a strip reads `more` rows beside those of its steps.
+// The task of `steps` rows in groups of `cols` of `columns`, in strips that leave few of `on_each`
+// blocks a multiprocessor idle; a strip reads `more` rows beside those of its steps.
 Task TaskOf(const Call& at, const Conv& c, HW from, HW to, int64_t steps, int64_t columns,
             int64_t more, int cols, int on_each) {
   Task p{};
@@ -651,7 +652,8 @@ void AddInOrder(const Call& at, const float* parts, int64_t count, int64_t numel
 bool IsDepthwise(const Conv& c) {
   constexpr int64_t kMost = int64_t(1) << 30;
   return c.Depthwise() && c.n * Size(c.in) < kMost && c.n * Size(c.out) < kMost &&
-         c.o * Size(c.kernel) < kMost && Size(c.kernel) > 0;
+         std::max(c.in.w, c.out.w) * c.o < kMost && c.o * Size(c.kernel) < kMost &&
+         Size(c.kernel) > 0;
 }
 
 template <class T>

@@ -1,5 +1,6 @@
-// Depthwise convolution with channels last, one channel a group: float32 or 16 bits, of any window,
-// in float32 arithmetic. Arguments and layouts are those of channels_last/channels_last.cuh.
+// Depthwise convolution with channels last, one channel a group: float32 or 16 bits, of any window
+// and any number of filters a channel, in float32 arithmetic at every precision. Memory bandwidth
+// limits it. Arguments and layouts are those of channels_last/channels_last.cuh.
 #pragma once
 #include "cuda/conv/channels_last/channels_last.cuh"
 

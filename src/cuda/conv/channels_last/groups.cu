@@ -5,9 +5,9 @@
 // kernel offset with zeros off the blocks of the diagonal. That wastes at most three quarters of
 // the products, of which tensor cores have plenty: what it moves limits it. Two segments of eight
 // positions of a line are the rows of mma; the warp goes down the lines of a strip with its filters
-// in registers, adds a line of what it reads to all results that meet it, and loads the next one
-// meanwhile. For the filter's gradient positions are the depth, and the sums of warps are added in
-// a fixed order.
+// in registers and the next lines on their way to a ring in shared memory, and adds a line of what
+// it reads to all results that meet it. For the filter's gradient positions are the depth, and the
+// sums of warps are added in a fixed order.
 #include <algorithm>
 #include <type_traits>
 
@@ -79,36 +79,56 @@ constexpr int kStages = 4 / kLines;
 template <int kWidth, int kStride>
 constexpr int kPixelsOf = (kSegment - 1) * kStride + kWidth;
 
-// Copies to `to` (2, kPixels, kPitch) what both segments meet of a line of images: the pixels from
-// `left` on of the first position's; zeros outside.
-template <int kPixels, int kPitch, class T>
-__device__ __forceinline__ void CopyLine(const Lane& lane, const Place& at, const T* x, int height,
-                                         int width, int channels, int line, bool exists, int stride,
-                                         int left, T* to) {
-  constexpr int kChunk = 16 / (int)sizeof(T), kChunks = kOfWarp / kChunk;
-  constexpr int kCount = 2 * kPixels * kChunks;
-  const bool inside = exists && (unsigned)line < (unsigned)height;
+// Copies what both segments meet of one line of images after the other, as (2, kPixels, kPitch):
+// the pixels from `left` on of the first position's; zeros outside.
+template <class T, int kPixels, int kPitch>
+class LineCopies {
+ public:
+  // Lines from `line` on, and below `end`.
+  __device__ LineCopies(const Lane& lane, const Place& at, const T* x, int height, int width,
+                        int channels, int line, int end, int stride, int left)
+      : x_(x), pitch_(width * channels), line_(line), end_(min(height, end)) {
 #pragma unroll
-  for (int first = 0; first < kCount; first += 32) {
-    const int k = first + (int)threadIdx.x % 32;
-    const int pixel = k / kChunks, chunk = k % kChunks * kChunk, half = pixel >= kPixels;
-    const int image = half ? at.image[1] : at.image[0], begin = half ? at.col[1] : at.col[0];
-    const int col = begin * stride + left + pixel - half * kPixels;
-    const bool there = inside && image >= 0 && (unsigned)col < (unsigned)width;
-    const int64_t from = (((int64_t)image * height + line) * width + col) * channels;
-    if (k < kCount)
-      CopyAsync16((float*)(to + pixel * kPitch + chunk),
-                  (const float*)(there ? x + from + lane.c + chunk : x), there);
+    for (int turn = 0; turn < kTurns; turn++) {
+      const int k = turn * 32 + (int)threadIdx.x % 32, pixel = k / kChunks;
+      const int half = pixel >= kPixels, image = half ? at.image[1] : at.image[0];
+      const int col = (half ? at.col[1] : at.col[0]) * stride + left + pixel - half * kPixels;
+      from_[turn] = x + (((int64_t)max(image, 0) * height + line) * width + col) * channels +
+                    lane.c + k % kChunks * kChunk;
+      const bool there = k < kCount && image >= 0 && (unsigned)col < (unsigned)width;
+      inside_ |= (unsigned)there << turn;
+    }
   }
-}
+  __device__ __forceinline__ void Next(T* to) {
+    const unsigned inside = line_ >= 0 && line_ < end_ ? inside_ : 0;
+#pragma unroll
+    for (int turn = 0; turn < kTurns; turn++) {
+      const int k = turn * 32 + (int)threadIdx.x % 32;
+      const bool there = inside >> turn & 1;
+      if (k < kCount)
+        CopyAsync16((float*)(to + k / kChunks * kPitch + k % kChunks * kChunk),
+                    (const float*)(there ? from_[turn] : x_), there);
+      from_[turn] += pitch_;
+    }
+    line_++;
+  }
+
+ private:
+  static constexpr int kChunk = 16 / (int)sizeof(T), kChunks = kOfWarp / kChunk;
+  static constexpr int kCount = 2 * kPixels * kChunks, kTurns = (kCount + 31) / 32;
+
+  const T *x_, *from_[kTurns];
+  int pitch_, line_, end_;
+  unsigned inside_ = 0;
+};
 
 // Calls use(step, slot) for steps from `first` on and below `end`, each of which finds in slot what
-// load(step, slot) copied kSlots - 1 steps before.
+// load(slot) copied kSlots - 1 steps before.
 template <int kSlots, class Load, class Use>
 __device__ __forceinline__ void ForSteps(int first, int end, const Load& load, const Use& use) {
 #pragma unroll 1
   for (int k = 0; k < kSlots - 1; k++) {
-    load(first + k, k);
+    load(k);
     CloseCopies();
   }
   int slot = 0;
@@ -116,7 +136,7 @@ __device__ __forceinline__ void ForSteps(int first, int end, const Load& load, c
   for (int step = first; step < end; step++) {
     WaitForCopies<kSlots - 2>();
     __syncwarp();
-    load(step + kSlots - 1, slot == 0 ? kSlots - 1 : slot - 1);
+    load(slot == 0 ? kSlots - 1 : slot - 1);
     CloseCopies();
     use(step, slot);
     slot = slot + 1 == kSlots ? 0 : slot + 1;
@@ -226,16 +246,12 @@ __global__ void __launch_bounds__(kBlock, kBlocks<T>)
   for (int item = lane.line; item < p.items; item += p.lines) {
     const Place at = PlaceOf(p, item);
     const int count = min(p.rows, p.to_h - at.top), top = at.top * kStride - p.pad_h;
-    const int lines = (count - 1) * kStride + kSize;
+    LineCopies<T, kPixels, kOfWarp> copies(lane, at, x, p.from_h, p.from_w, p.channels, top,
+                                           top + (count - 1) * kStride + kSize, kStride, -p.pad_w);
     float sums[kLive][2][4] = {};
-    const auto load = [&](int step, int slot) {
+    const auto load = [&](int slot) {
 #pragma unroll
-      for (int i = 0; i < kStride; i++) {
-        const int line = (step + kLive - 1) * kStride + i;
-        CopyLine<kPixels, kOfWarp>(lane, at, x, p.from_h, p.from_w, p.channels, top + line,
-                                   line < lines, kStride, -p.pad_w,
-                                   ring + (slot * kStride + i) * kLine);
-      }
+      for (int i = 0; i < kStride; i++) copies.Next(ring + (slot * kStride + i) * kLine);
     };
     ForSteps<kStages<kStride>>(1 - kLive, count, load, [&](int step, int slot) {
 #pragma unroll
@@ -286,10 +302,9 @@ __global__ void __launch_bounds__(kBlock, kBlocks<T>)
     const int count = min(p.rows, p.to_h - at.top), top = at.top + p.pad_h / kStride;
     const int left = p.pad_w / kStride;
     float sums[kStride][2][4] = {};  // of the line that the next step completes
-    const auto load = [&](int step, int slot) {
-      CopyLine<kPixels, kOfWarp>(lane, at, dy, p.from_h, p.from_w, p.channels, top + step,
-                                 step < count, 1, left + 1 - kMet, ring + slot * kLine);
-    };
+    LineCopies<T, kPixels, kOfWarp> copies(lane, at, dy, p.from_h, p.from_w, p.channels,
+                                           top + 1 - kMet, top + count, 1, left + 1 - kMet);
+    const auto load = [&](int slot) { copies.Next(ring + slot * kLine); };
     ForSteps<kStages<1>>(1 - kMet, count, load, [&](int step, int slot) {
       Quads<T> line[kMet][2];
       ReadLine<T, kMet, 1>(lane, ring + slot * kLine, line);
@@ -399,17 +414,16 @@ __global__ void __launch_bounds__(kBlock, kGradientBlocks<T, kStride>)
   for (int item = lane.line; item < p.items; item += p.lines) {
     const Place at = PlaceOf(p, item);
     const int count = min(p.rows, p.to_h - at.top), top = at.top * kStride - p.pad_h;
-    const int lines = (count - 1) * kStride + kSize;
-    const auto load = [&](int step, int slot) {
+    LineCopies<T, kPixels, kPitch<T>> copies(lane, at, x, p.from_h, p.from_w, p.channels, top,
+                                             top + (count - 1) * kStride + kSize, kStride,
+                                             -p.pad_w);
+    LineCopies<T, kSegment, kPitch<T>> gradients(lane, at, dy, p.to_h, p.to_w, p.channels, at.top,
+                                                 at.top + count, 1, 0);
+    const auto load = [&](int slot) {
       T* const to = ring + slot * kStep;
 #pragma unroll
-      for (int i = 0; i < kStride; i++) {
-        const int line = step * kStride + i;
-        CopyLine<kPixels, kPitch<T>>(lane, at, x, p.from_h, p.from_w, p.channels, top + line,
-                                     line < lines, kStride, -p.pad_w, to + i * kLine);
-      }
-      CopyLine<kSegment, kPitch<T>>(lane, at, dy, p.to_h, p.to_w, p.channels, at.top + step,
-                                    step < count, 1, 0, to + kStride * kLine);
+      for (int i = 0; i < kStride; i++) copies.Next(to + i * kLine);
+      gradients.Next(to + kStride * kLine);
     };
     Columns<T> met[kLive] = {};
     ForSteps<kStages<kStride>>(0, count + kLive - 1, load, [&](int, int slot) {
@@ -504,7 +518,8 @@ const char* GroupsRefusal(const Call& at, const Conv& c, const T* x, const T* f,
   if (!(c.kernel == three) || !(c.dilation == one)) return "it is for 3 x 3 filters, not dilated";
   if (!(c.stride == one) && !(c.stride == two)) return "it is for strides of 1 and 2";
   if (!Aligned16(x) || !Aligned16(f) || !Aligned16(y)) return "it takes arrays at 16 bytes";
-  const bool small = c.n * Size(c.in) < kMost && c.n * Size(c.out) < kMost;
+  const bool small = c.n * Size(c.in) < kMost && c.n * Size(c.out) < kMost &&
+                     std::max(c.in.w, c.out.w) * c.c < kMost;
   return small ? nullptr : "an array has more elements than its int counts";
 }
 

@@ -1,4 +1,6 @@
-// Parts of a filter's gradient that lie as it does, added in their order.
+// Parts of a filter's gradient, which blocks sum over their positions and leave as it lies, added
+// in their order, so that every run gives the same bits. The latency of loads limits it: parts are
+// some hundreds, and elements few.
 #pragma once
 #include "cuda/conv/channels_last/channels_last.cuh"
 
