@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kSize>)
 template <int kSize>
 constexpr int kTall = kSize == 7 ? 4 : kSize;
 
-// parts (blocks, channels, kSize, kSize). The grid has all blocks for each kTall rows of a filter.
+// parts (blocks, kSize, kSize, channels). The grid has all blocks for each kTall rows of a filter.
 template <class T, int kSize, int kStride>
 __global__ void __launch_bounds__(kThreads, kBlocks<kSize>)
     FilterGradientKernel(const __grid_constant__ Task p, const T* x, const T* dy, float* parts,
@@ -380,7 +380,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kSize>)
       for (int other = 0; other < p.lines; other++) sum += shared[other * kSize * width + k];
       const int b = k / width, c = k - b * width;
       if (c < count && first_row + a < kSize)
-        parts[(((int64_t)block * p.channels + first + c) * kSize + first_row + a) * kSize + b] =
+        parts[(((int64_t)block * kSize + first_row + a) * kSize + b) * p.channels + first + c] =
             sum;
     }
   }
@@ -388,13 +388,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks<kSize>)
 
 constexpr int kAdders = 1024;  // threads of 32 elements
 
-// df (numel) = the sum of parts (count, numel).
+// df (filters, kernel) = the sum of parts (count, kernel, filters).
 template <class T>
 __global__ void __launch_bounds__(kAdders)
-    AddInOrderKernel(const float* parts, T* df, int count, int numel) {
+    AddInOrderKernel(const float* parts, T* df, int count, int kernel, int filters) {
   __shared__ float sums[kAdders / 32][32];
   const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-  const int k = (int)blockIdx.x * 32 + lane;
+  const int k = (int)blockIdx.x * 32 + lane, numel = kernel * filters;
   GridDependencySynchronize();
   float sum = 0.f;
   if (k < numel) {
@@ -407,7 +407,7 @@ __global__ void __launch_bounds__(kAdders)
   if (warp > 0 || k >= numel) return;
 #pragma unroll
   for (int other = 1; other < kAdders / 32; other++) sum += sums[other][lane];
-  df[k] = T(sum);
+  df[k % filters * kernel + k / filters] = T(sum);
 }
 
 // ---- any window ----
@@ -474,7 +474,7 @@ __global__ void GatherGradientKernel(const __grid_constant__ Windows p, const T*
   }
 }
 
-// parts (splits, filters, kernel): a block sums an element of 32 filters over the positions of a
+// parts (splits, kernel, filters): a block sums an element of 32 filters over the positions of a
 // split.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -502,7 +502,7 @@ __global__ void __launch_bounds__(kThreads)
   if (line > 0 || o >= p.filters) return;
 #pragma unroll
   for (int other = 1; other < kThreads / 32; other++) sum += sums[other][lane];
-  parts[((int64_t)split * p.filters + o) * kernel + element] = sum;
+  parts[((int64_t)split * kernel + element) * p.filters + o] = sum;
 }
 
 // ---- launchers ----
@@ -622,7 +622,7 @@ bool StripFilterGradient(const Call& at, const Conv& c, const T* x, const T* dy,
     Launch(at.op, FilterGradientKernel<T, size, stride>, (unsigned)(blocks * passes * chunks),
            ThreadsOf(p), (size_t)(p.lines * size * p.lanes * 4) * sizeof(float), at.stream, p, x,
            dy, parts.floats(), Divisor(blocks));
-    AddInOrder(at, parts.floats(), blocks, numel, df);
+    AddInOrder(at, parts.floats(), blocks, size * size, c.c, df);
   });
 }
 
@@ -644,9 +644,11 @@ Windows WindowsOf(const Conv& c, HW of, int64_t channels) {
 }  // namespace
 
 template <class T>
-void AddInOrder(const Call& at, const float* parts, int64_t count, int64_t numel, T* df) {
-  LaunchClusters(at.op, AddInOrderKernel<T>, (unsigned)CeilDiv(numel, 32), 1, kAdders, 0,
-                 ComputeMajor(at.ctx.device_id) >= 9, at.stream, parts, df, (int)count, (int)numel);
+void AddInOrder(const Call& at, const float* parts, int64_t count, int64_t kernel, int64_t filters,
+                T* df) {
+  LaunchClusters(at.op, AddInOrderKernel<T>, (unsigned)CeilDiv(kernel * filters, 32), 1, kAdders, 0,
+                 ComputeMajor(at.ctx.device_id) >= 9, at.stream, parts, df, (int)count, (int)kernel,
+                 (int)filters);
 }
 
 bool IsDepthwise(const Conv& c) {
@@ -686,7 +688,7 @@ void DepthwiseFilterGradient(const Call& at, const Conv& c, const T* x, const T*
   const Scratch parts(at.ctx, splits * c.o * kernel * (int64_t)sizeof(float), at.stream);
   Launch(at.op, GatherFilterKernel<T>, (unsigned)(splits * runs * kernel), kThreads, 0, at.stream,
          p, x, dy, parts.floats(), (int)runs, (int)positions, (int)CeilDiv(positions, splits));
-  AddInOrder(at, parts.floats(), splits, c.o * kernel, df);
+  AddInOrder(at, parts.floats(), splits, kernel, c.o, df);
 }
 
 #define DLSYS_DEPTHWISE(T)                                                                   \
@@ -694,7 +696,7 @@ void DepthwiseFilterGradient(const Call& at, const Conv& c, const T* x, const T*
                                  const Statistics*);                                         \
   template void DepthwiseDataGradient(const Call&, const Conv&, const T*, const T*, T*);     \
   template void DepthwiseFilterGradient(const Call&, const Conv&, const T*, const T*, T*);   \
-  template void AddInOrder(const Call&, const float*, int64_t, int64_t, T*)
+  template void AddInOrder(const Call&, const float*, int64_t, int64_t, int64_t, T*)
 DLSYS_DEPTHWISE(float);
 DLSYS_DEPTHWISE(bfloat16);
 DLSYS_DEPTHWISE(float16);

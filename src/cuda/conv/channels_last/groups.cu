@@ -399,7 +399,7 @@ __device__ __forceinline__ void MultiplyAdd(const Columns<T>& a, const Columns<T
 template <class T, int kStride>
 constexpr int kGradientStep = 2 * (kStride * kPixelsOf<kSize, kStride> + kSegment) * kPitch<T>;
 
-// parts (lines, channels, group, kernel).
+// parts (lines, kernel, channels, group).
 template <class T, int kStride>
 __global__ void __launch_bounds__(kBlock, kGradientBlocks<T, kStride>)
     GroupsFilterKernel(const __grid_constant__ Task p, const T* x, const T* dy, float* parts) {
@@ -448,13 +448,14 @@ __global__ void __launch_bounds__(kBlock, kGradientBlocks<T, kStride>)
 #pragma unroll
   for (int j = 0; j < 2; j++)
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const int o = lane.row + e / 2 * 8, c = j * 8 + lane.quad * 2 + e % 2;
+    for (int half = 0; half < 2; half++) {
+      const int o = lane.row + half * 8, c = j * 8 + lane.quad * 2;
       if (o / p.group != c / p.group) continue;
-      const int64_t filter = (int64_t)lane.line * p.channels + lane.c + o;
-      float* const to = parts + (filter * p.group + c % p.group) * kKernel;
+      const int64_t part = (int64_t)lane.line * kKernel * p.channels + lane.c + o;
 #pragma unroll
-      for (int k = 0; k < kKernel; k++) to[k] = sums[k][j][e];
+      for (int k = 0; k < kKernel; k++)
+        *(float2*)(parts + (part + (int64_t)k * p.channels) * p.group + c % p.group) =
+            make_float2(sums[k][j][half * 2], sums[k][j][half * 2 + 1]);
     }
 }
 
@@ -545,13 +546,13 @@ template <class T>
 void FilterGradientOfGroups(const Call& at, const Conv& c, const T* x, const T* dy, T* df) {
   const int at_once = c.stride.h == 1 ? kGradientBlocks<T, 1> : kGradientBlocks<T, 2>;
   const Task p = TaskOf(at, c, c.in, c.out, c.pad, at_once);
-  const int64_t numel = c.o * c.GroupChannels() * kKernel;
-  const Scratch parts(at.ctx, p.lines * numel * (int64_t)sizeof(float), at.stream);
+  const int64_t filters = c.o * c.GroupChannels();
+  const Scratch parts(at.ctx, p.lines * kKernel * filters * (int64_t)sizeof(float), at.stream);
   const auto kernel = c.stride.h == 1 ? GroupsFilterKernel<T, 1> : GroupsFilterKernel<T, 2>;
   const int step =
       c.stride.h == 1 ? kStages<1> * kGradientStep<T, 1> : kStages<2> * kGradientStep<T, 2>;
   LaunchWithRings(at, kernel, p, (size_t)step * sizeof(T), p, x, dy, parts.floats());
-  AddInOrder(at, parts.floats(), p.lines, numel, df);
+  AddInOrder(at, parts.floats(), p.lines, kKernel, filters, df);
 }
 
 #define DLSYS_GROUPS(T)                                                                       \
