@@ -319,8 +319,9 @@ OBJECTS_EMULATED := $(patsubst src/%,$(BUILD)/obj/emulated/%.o,\
 # that have a name of their own which another file of the room has too.
 NVVM_ROOMS := boxes collective conv conv/channels_last gemm gemm/hopper loss norm optim pointwise \
   quantized random reduce runtime
-NVVM_ALONE := $(patsubst %,src/cuda/%.cu,boxes/soft_nms conv/pooling conv/channels_last/hopper \
-  conv/channels_last/wgrad conv/channels_last/wgrad_halo gemm/matvec norm/fused_layer_norm \
+NVVM_ALONE := $(patsubst %,src/cuda/%.cu,boxes/soft_nms conv/pooling conv/channels_last/depthwise \
+  conv/channels_last/groups conv/channels_last/hopper conv/channels_last/wgrad \
+  conv/channels_last/wgrad_halo gemm/matvec norm/fused_layer_norm \
   norm/layer_norm quantized/product)
 NVVM_HERE := $(BUILD)/obj/nvvm/$(TEST_ARCH)
 nvvm_room = $(filter-out $(NVVM_ALONE),$(wildcard src/cuda/$(1)/*.cu))

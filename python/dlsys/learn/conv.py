@@ -33,12 +33,15 @@ DIRECTIONS = ("forward", "data", "filter")
 _PARTS = (
     *("winograd 2x2", "winograd 4x4"),
     *("implicit compact", "implicit batched", "implicit fma", "implicit mma"),
-    *("implicit wgmma", "implicit halo", "implicit gemm"),
+    *("implicit wgmma", "implicit halo", "implicit gemm", "implicit groups"),
 )
 # At these precisions images lie in both layouts. With their channels last they have kernels of
-# wgmma alone, whose times hold no move of the channels, and whose names say so.
+# these names alone, whose times hold no move of the channels; before their names stands so.
 _LAYOUTS = {"tf32": (False, True)}
-_OF_WGMMA = ("auto", "implicit wgmma", "implicit gemm", "implicit halo")
+_OF_LAST = (
+    *("auto", "implicit wgmma", "implicit gemm", "implicit halo", "implicit groups"),
+    "depthwise",
+)
 CHANNELS_LAST = "channels last: "  # before their names
 _SAMPLED = 48  # elements that are compared, or fewer where their sums are long
 _SAMPLED_TERMS = 4_000_000  # of all of them together
@@ -176,7 +179,7 @@ def climb(
             if not (rung or variants):
                 continue
             is_other = layout == ("", True)
-            if is_other and not name.startswith(_OF_WGMMA):
+            if is_other and not name.startswith(_OF_LAST):
                 continue
             try:
                 found = _figures(benchmark, sample, shape, Algorithm(number, name), precision)

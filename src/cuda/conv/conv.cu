@@ -161,35 +161,15 @@ bool ByChannelsLast(DLContext ctx, const Conv& conv, int64_t algorithm) {
   return algorithm == 0 && !SumsNothing(conv) && channels_last::Serves(ctx, conv);
 }
 
-// Images in scratch memory, their channels last: a copy, or room for a result.
 template <class T>
-class ChannelsLast {
- public:
-  ChannelsLast(const channels_last::Call& at, int64_t n, int64_t channels, HW image)
-      : at_(at),
-        n_(n),
-        channels_(channels),
-        size_(Size(image)),
-        scratch_(at.ctx, n * channels * size_ * (int64_t)sizeof(T), at.stream) {}
-  const ChannelsLast& CopyOf(const T* x) const {
-    channels_last::SwapAxes(at_, x, n_, channels_, size_, data());
-    return *this;
-  }
-  void CopyTo(T* x) const { channels_last::SwapAxes(at_, data(), n_, size_, channels_, x); }
-  T* data() const { return (T*)scratch_.data(); }
-
- private:
-  const channels_last::Call at_;
-  const int64_t n_, channels_, size_;
-  const Scratch scratch_;
-};
+using ChannelsLast = channels_last::ChannelsLast<T>;
 
 // bias may be null.
 template <class T>
 void Forward16(const channels_last::Call& at, const Conv& conv, const DLArray* x, const DLArray* f,
                const DLArray* bias, DLArray* y) {
   const ChannelsLast<T> images(at, conv.n, conv.c, conv.in), result(at, conv.n, conv.o, conv.out);
-  channels_last::Forward(at, conv, images.CopyOf(In<T>(at.op, x)).data(), In<T>(at.op, f),
+  channels_last::Forward(at, conv, images.CopyOf(In<T>(at.op, x)), In<T>(at.op, f),
                          bias ? In<T>(at.op, bias) : nullptr, result.data());
   result.CopyTo(Out<T>(at.op, y));
 }
@@ -228,7 +208,7 @@ void DataGradient16(const DLArray* f, const DLArray* dy, DLArray* dx, Struct<Win
     return ::dlsys::InFloat32<Widening, T, Conv2dDataGradient>::Run(f, dy, dx, windows, groups,
                                                                     algorithm, precision, stream);
   const ChannelsLast<T> gradient(at, conv.n, conv.o, conv.out), result(at, conv.n, conv.c, conv.in);
-  channels_last::DataGradient(at, conv, In<T>(at.op, f), gradient.CopyOf(In<T>(at.op, dy)).data(),
+  channels_last::DataGradient(at, conv, In<T>(at.op, f), gradient.CopyOf(In<T>(at.op, dy)),
                               result.data());
   result.CopyTo(Out<T>(at.op, dx));
 }
@@ -244,8 +224,8 @@ void FilterGradient16(const DLArray* x, const DLArray* dy, DLArray* df,
     return ::dlsys::InFloat32<Widening, T, Conv2dFilterGradient>::Run(x, dy, df, windows, groups,
                                                                       algorithm, precision, stream);
   const ChannelsLast<T> images(at, conv.n, conv.c, conv.in), gradient(at, conv.n, conv.o, conv.out);
-  channels_last::FilterGradient(at, conv, images.CopyOf(In<T>(at.op, x)).data(),
-                                gradient.CopyOf(In<T>(at.op, dy)).data(), Out<T>(at.op, df));
+  channels_last::FilterGradient(at, conv, images.CopyOf(In<T>(at.op, x)),
+                                gradient.CopyOf(In<T>(at.op, dy)), Out<T>(at.op, df));
 }
 
 // Of a function for float32, and of a template for both types of 16 bits.

@@ -20,7 +20,8 @@ struct Groups {
   const float2* from;  // (count, channels), at 16 bytes; channels are even
   int64_t count, channels;
   int64_t rows, rows_of_group;
-  int blocks;  // of a cluster
+  int blocks;                   // of a cluster
+  const int* counts = nullptr;  // of each group's rows, in place of rows_of_group
 
   double RowsOfLast() const { return (double)(rows - (count - 1) * rows_of_group); }
 };
@@ -85,7 +86,8 @@ __device__ __forceinline__ void Combine(const Groups& of, double rows_of_last, c
     for (int j = 0; j < kBatch; j++) {
       const int64_t at = k + j * kLanes;
       const float4 two = copies[j][threadIdx.x];
-      const double rows = at >= end ? 0. : at + 1 < of.count ? rows_of_group : rows_of_last;
+      const double of_group = at + 1 < of.count ? rows_of_group : rows_of_last;
+      const double rows = at >= end ? 0. : of.counts ? (double)of.counts[at] : of_group;
       Kind::Add({two.x, two.y}, rows, origins[0], first[0], second[0]);
       Kind::Add({two.z, two.w}, rows, origins[1], first[1], second[1]);
     }
@@ -170,6 +172,13 @@ void CombineMoments(const char* op, DLContext ctx, const float2* moments, int64_
                     DLStream stream) {
   const Groups of{moments, CeilDiv(rows, of_group), channels, rows, of_group, 1};
   LaunchCombine(op, ctx, StatisticsKernel, of, stream, of.RowsOfLast(), mean, variance);
+}
+
+void CombineMoments(const char* op, DLContext ctx, const float2* moments, const int* counts,
+                    int64_t rows, int64_t groups, int64_t channels, float* mean, float* variance,
+                    DLStream stream) {
+  const Groups of{moments, groups, channels, rows, 1, 1, counts};
+  LaunchCombine(op, ctx, StatisticsKernel, of, stream, 1., mean, variance);
 }
 
 void CombineSums(const char* op, DLContext ctx, const float2* sums, int64_t groups,

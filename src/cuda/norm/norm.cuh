@@ -126,6 +126,11 @@ void CombineMoments(const char* op, DLContext ctx, const float2* moments, int64_
                     int64_t of_group, int64_t channels, float* mean, float* variance,
                     DLStream stream);
 
+// The same of `groups` groups that have `counts` rows each.
+void CombineMoments(const char* op, DLContext ctx, const float2* moments, const int* counts,
+                    int64_t rows, int64_t groups, int64_t channels, float* mean, float* variance,
+                    DLStream stream);
+
 // dscale and dbias from sums of groups of rows, (groups, channels) of Σ dy (x - mean) and Σ dy, at
 // 16 bytes. Channels are even.
 void CombineSums(const char* op, DLContext ctx, const float2* sums, int64_t groups,

@@ -70,6 +70,50 @@ HALO: tuple[tuple[tuple[int, ...], dict[str, Any], tuple[int, ...]], ...] = (
     ((3, 128, 7, 7, 72, 3), dict(padding=1), (2,)),
     ((1, 24, 7, 5, 40, 3), dict(padding=((0, 1), (2, 1))), (2,)),
 )
+# One channel a group, by (channels, h, w, multiple, kernel): by four in strips of rows, and others
+# one by one; several strips and blocks of channels.
+DEPTHWISE: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = tuple(
+    ((2, c, h, w, c * multiple, kernel), dict(groups=c) | attrs)
+    for c, h, w, multiple, kernel, attrs in (
+        (8, 9, 7, 1, 3, dict(padding=1)),
+        (3, 9, 7, 1, 3, dict(padding=1)),
+        (17, 8, 8, 1, 3, dict(stride=2, padding=1)),
+        (129, 6, 5, 1, 3, dict(padding=1)),
+        (513, 5, 5, 1, 5, dict(padding=2)),
+        (144, 14, 13, 1, 3, dict(stride=2, padding=1)),
+        (132, 17, 16, 1, 3, {}),
+        (36, 12, 12, 1, 5, dict(stride=2, padding=2)),
+        (12, 12, 15, 1, 5, dict(padding=2)),
+        (68, 13, 12, 1, 7, dict(padding=3)),
+        (16, 14, 14, 1, 7, dict(stride=2, padding=3)),
+        (8, 11, 11, 1, 3, dict(padding=((0, 1), (2, 1)))),
+        (8, 11, 11, 1, 3, dict(stride=2, padding=((0, 1), (2, 0)))),
+        (8, 12, 12, 1, 3, dict(stride=2, padding=4)),
+        (8, 7, 7, 1, 3, dict(padding=4)),
+        (8, 11, 10, 1, 3, dict(padding=2, dilation=2)),
+        (4, 9, 8, 3, 3, dict(padding=1)),
+        (6, 9, 9, 2, 3, dict(stride=2, padding=1)),
+        (8, 9, 9, 1, 4, dict(stride=3, padding=1)),
+        (4, 40, 40, 1, 3, dict(padding=1)),
+    )
+)
+# Few channels a group, in strips and segments that are whole and in part, of one image and of two.
+GROUPED: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = tuple(
+    ((n, c, h, w, c, 3), dict(groups=c // group) | attrs)
+    for n, c, h, w, group, attrs in (
+        (2, 16, 9, 7, 4, dict(padding=1)),
+        (3, 32, 14, 13, 8, dict(padding=1)),
+        (1, 48, 7, 7, 16, dict(padding=1)),
+        (3, 64, 17, 16, 8, dict(stride=2, padding=1)),
+        (2, 32, 15, 20, 4, dict(stride=2, padding=1)),
+        (1, 128, 5, 9, 8, {}),
+        (2, 16, 12, 12, 8, dict(padding=2)),
+        (2, 16, 12, 12, 4, dict(padding=((0, 1), (2, 1)))),
+        (5, 32, 7, 7, 8, dict(stride=2)),
+        (1, 16, 6, 40, 8, dict(padding=4)),
+    )
+)
+OF_GROUPS = "implicit groups", "depthwise"  # algorithms
 KERNELS = [
     f"conv2d{direction}_channels_last" for direction in ("", "_data_gradient", "_filter_gradient")
 ]
@@ -210,11 +254,30 @@ class Convolutions(unittest.TestCase):
                     try:
                         self.run_by(number, sizes, attrs, (bfloat16, FLOAT16)[k % 2])
                     except NotApplicableError:
-                        of_others = name.startswith(("implicit mma ", "implicit halo"))
+                        of_others = name.startswith(("implicit mma ", "implicit halo", *OF_GROUPS))
                         self.assertTrue(of_others or name.startswith("implicit gemm"))
                         of_pointwise = sizes[-1] == 1 and not attrs
                         of_float32 = name.endswith((" 128x128", " fitted"))
                         self.assertTrue(of_others or not of_pointwise or of_float32)
+
+    def test_one_channel_a_group_against_float64(self) -> None:
+        number = load().algorithms("cuda", KERNELS[0]).index("depthwise") + 1
+        cases = itertools.product(DEPTHWISE, (FLOAT32, bfloat16, FLOAT16))
+        for k, ((sizes, attrs), dtype) in enumerate(cases):
+            with self.subTest(sizes=sizes, dtype=dtype):
+                self.run_by(number * (k % 2), sizes, attrs, dtype)
+        with self.assertRaisesRegex(NotApplicableError, "it is for one channel a group"):
+            self.run_by(number, *DENSE[0], bfloat16)
+
+    def test_groups_of_few_channels_against_float64(self) -> None:
+        number = load().algorithms("cuda", KERNELS[0]).index("implicit groups") + 1
+        for (sizes, attrs), dtype in itertools.product(GROUPED, (FLOAT32, bfloat16, FLOAT16)):
+            with self.subTest(sizes=sizes, dtype=dtype):
+                self.run_by(number, sizes, attrs, dtype)
+        with self.assertRaisesRegex(NotApplicableError, "for strides of 1 and 2"):
+            self.run_by(number, (1, 32, 9, 9, 32, 3), dict(groups=2, stride=3), bfloat16)
+        with self.assertRaisesRegex(NotApplicableError, "of 4, 8 or 16 channels"):
+            self.run_by(number, *DENSE[0], FLOAT32)
 
     def test_images_that_are_read_once_for_all_kernel_offsets(self) -> None:
         number = load().algorithms("cuda", KERNELS[0]).index("implicit halo") + 1
@@ -386,6 +449,21 @@ class Layout(unittest.TestCase):
             # Some of them make what batch normalization needs of their results.
             kernel = f"conv2d{name}_channels_last"
             self.assertEqual(sum(count[k] for k in count if k.startswith(kernel)), number)
+
+    def test_a_network_of_depthwise_layers_has_one_transpose_left(self) -> None:
+        model = nn.EfficientNetLite(10, seed=0)
+        x = ad.Variable("images", (128, 3, 224, 224))
+        labels = ad.Variable("labels", (128,), dtype=np.int64)
+        loss = F.cross_entropy(model(x), labels)
+        fetches = [loss, *ad.gradients(loss, model.parameters())]
+        for precision in ("bf16", "tf32"):
+            count = self.kernels(fetches, {x: x.shape, labels: labels.shape}, precision)
+            self.assertEqual(
+                count["transpose"], 1
+            )  # a filter's gradient, and its cast, is no image
+            self.assertEqual(count["conv2d_channels_last_statistics"], 49)
+            self.assertEqual(count["conv2d_data_gradient_channels_last"], 48)
+            self.assertEqual(count["conv2d_filter_gradient_channels_last"], 49)
 
     def test_a_network_of_float32_computes_the_same_in_either_layout(self) -> None:
         """Both round operands to tf32, and sum in other orders."""

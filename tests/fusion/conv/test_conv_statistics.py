@@ -4,6 +4,7 @@ relu by bits, and relu's gradient with its sums where a data gradient is stored.
 
 from __future__ import annotations
 
+import itertools
 import unittest
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +25,16 @@ from dlsys.ndarray import array, empty, launch
 from dlsys.ops.conv.convolution import convolution_op
 from dlsys.runtime.device import gpu
 from dlsys.runtime.library import load
-from fusion.conv.test_channels_last import DENSE, HALO, POINTWISE, directions, drawn, fed
+from fusion.conv.test_channels_last import (
+    DENSE,
+    DEPTHWISE,
+    HALO,
+    OF_GROUPS,
+    POINTWISE,
+    directions,
+    drawn,
+    fed,
+)
 from support import sample
 from support.devices import require
 from support.fusion import require_fusion, without
@@ -70,9 +80,9 @@ class Kernels(unittest.TestCase):
         images, filters = placed(x.transpose(LAST), dtype), placed(f, dtype)
         (y,), (plain,) = holes(shape, dtype=dtype), holes(shape, dtype=dtype)
         mean, variance = holes((len(f),), (len(f),))
-        name = "conv2d_channels_last"
-        launch(f"{name}_statistics", gpu(0), images, filters, y, mean, variance, windows, 1, number)
-        launch(name, gpu(0), images, filters, plain, windows, 1, number)
+        name, rest = "conv2d_channels_last", (windows, attrs.get("groups", 1), number)
+        launch(f"{name}_statistics", gpu(0), images, filters, y, mean, variance, *rest)
+        launch(name, gpu(0), images, filters, plain, *rest)
         made, alone = (one.asnumpy().astype(np.float64) for one in (y, plain))
         axes, size = (0, 1, 2), np.abs(made).max()
         # Tiles may be cut along K in other places, and tensor cores cut off what a sum of float32
@@ -94,7 +104,7 @@ class Kernels(unittest.TestCase):
                         self.statistics(number, x, f, attrs, dtype)
                     except NotApplicableError:
                         # Products as they lie, and tilings of float32 alone.
-                        others = "implicit gemm", "implicit mma ", "implicit halo"
+                        others = "implicit gemm", "implicit mma ", "implicit halo", *OF_GROUPS
                         self.assertTrue(name.startswith(others))
 
     def test_statistics_of_float32(self) -> None:
@@ -119,6 +129,17 @@ class Kernels(unittest.TestCase):
             x, f = drawn(rng, (n, c, h, w), dtype), drawn(rng, (o, c, kernel, kernel), dtype)
             with self.subTest(sizes=sizes):
                 self.statistics(0, x, f, attrs, dtype)
+
+    def test_statistics_of_one_channel_a_group(self) -> None:
+        cases = itertools.product(DEPTHWISE, (FLOAT32, bfloat16, FLOAT16))
+        for k, ((sizes, attrs), dtype) in enumerate(cases):
+            n, c, h, w, o, kernel = sizes
+            rng = np.random.default_rng(k)
+            x, f = drawn(rng, (n, c, h, w), dtype), drawn(rng, (o, 1, kernel, kernel), dtype)
+            with self.subTest(sizes=sizes, dtype=dtype):
+                self.statistics(0, x, f, attrs, dtype)
+        x = 1 + 2.0**-7 * rng.integers(0, 3, (3, 8, 13, 9))
+        self.statistics(0, x, np.full((8, 1, 3, 3), 512.0), dict(groups=8), FLOAT32)
 
     def test_statistics_keep_the_digits_of_any_mean(self) -> None:
         """Results of about 4,000 that are apart by units of 16 bits."""

@@ -117,7 +117,7 @@ class _Layout:
             self._biased(node)
         elif node.op.projection:
             self._value(node)
-        elif not any(x in self.replaced for x in node.inputs):
+        elif not any(x in self.replaced and x.op is not filter_gradient_op for x in node.inputs):
             return
         elif node.op is max_pool_op or node.op is max_pool_gradient_op:
             self._max_pool(node)

@@ -10,6 +10,8 @@
 #include <algorithm>
 
 #include "cuda/conv/channels_last/channels_last.cuh"
+#include "cuda/conv/channels_last/depthwise.cuh"
+#include "cuda/conv/channels_last/groups.cuh"
 #include "cuda/conv/channels_last/hopper.cuh"
 #include "cuda/runtime/divisor.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -539,6 +541,54 @@ bool OnHopper(const Call& at, const Conv& c, Pass pass, const T* x, const T* f, 
   return !refusal && at.kernel != Kernel::kMma;
 }
 
+// The kernel for groups of few channels by which it runs, or kHeuristic where none does. One that
+// is named and cannot fails.
+template <class T>
+Kernel KernelOfGroups(const Call& at, const Conv& c, const T* x, const T* f, const T* y) {
+  const bool any = at.kernel == Kernel::kHeuristic;
+  if (!any && at.kernel != Kernel::kGroups && at.kernel != Kernel::kDepthwise)
+    return Kernel::kHeuristic;
+  if (IsDepthwise(c) && at.kernel != Kernel::kGroups) return Kernel::kDepthwise;
+  const char* refusal = at.kernel == Kernel::kDepthwise ? "it is for one channel a group"
+                                                        : GroupsRefusal(at, c, x, f, y);
+  if (refusal && !any)
+    FailWith(DL_NOT_APPLICABLE, "%s: this algorithm cannot compute this: %s; use implicit", at.op,
+             refusal);
+  return refusal ? Kernel::kHeuristic : Kernel::kGroups;
+}
+
+// These return false where no such kernel runs; bias and statistics may be null.
+template <class T>
+bool ForwardByGroups(const Call& at, const Conv& c, const T* x, const T* f, const T* bias, T* y,
+                     const Statistics* statistics) {
+  const Kernel by = KernelOfGroups(at, c, x, f, y);
+  if (by == Kernel::kHeuristic) return false;
+  if (by == Kernel::kDepthwise) {
+    DepthwiseForward(at, c, x, f, bias, y, statistics);
+    return true;
+  }
+  ForwardOfGroups(at, c, x, f, bias, y);
+  if (statistics)
+    ChannelStatistics(at.op, at.ctx, y, Channels(c.n * Size(c.out), c.o, 1), statistics->mean,
+                      statistics->variance, at.stream);
+  return true;
+}
+template <class T>
+bool DataGradientByGroups(const Call& at, const Conv& c, const T* f, const T* dy, T* dx) {
+  const Kernel by = KernelOfGroups<T>(at, c, dx, f, dy);
+  if (by == Kernel::kHeuristic) return false;
+  (by == Kernel::kDepthwise ? DepthwiseDataGradient<T> : DataGradientOfGroups<T>)(at, c, f, dy, dx);
+  return true;
+}
+template <class T>
+bool FilterGradientByGroups(const Call& at, const Conv& c, const T* x, const T* dy, T* df) {
+  const Kernel by = KernelOfGroups<T>(at, c, x, df, dy);
+  if (by == Kernel::kHeuristic) return false;
+  (by == Kernel::kDepthwise ? DepthwiseFilterGradient<T> : FilterGradientOfGroups<T>)(at, c, x, dy,
+                                                                                      df);
+  return true;
+}
+
 // So many splits of K that every multiprocessor has two blocks, of four stages or more.
 int64_t SplitsOf(const Call& at, int64_t tiles, int64_t positions) {
   const int64_t wanted = 2 * Multiprocessors(at.ctx.device_id) / tiles;
@@ -550,6 +600,9 @@ int64_t SplitsOf(const Call& at, int64_t tiles, int64_t positions) {
 bool Serves(DLContext ctx, const Conv& c) {
   constexpr int64_t kMost = int64_t(1) << 30, kLeastChannels = 16;
   if (ComputeMajor(ctx.device_id) < 8) return false;
+  const Call at{"conv2d_channels_last", ctx, nullptr};
+  const bfloat16* const none = nullptr;
+  if (IsDepthwise(c) || !GroupsRefusal(at, c, none, none, none)) return true;
   if (c.groups > 1 && std::min(c.GroupChannels(), c.GroupFilters()) < kLeastChannels) return false;
   const int64_t filter = c.o * c.GroupChannels() * Size(c.kernel);
   return c.n * Size(c.in) < kMost && c.n * Size(c.out) < kMost && filter < kMost && c.c < kMost &&
@@ -568,6 +621,7 @@ static void CheckIsOnHopper(const Call& at, const Conv& c, Pass pass, const floa
 
 template <class T>
 void Forward(const Call& at, const Conv& c, const T* x, const T* f, const T* bias, T* y) {
+  if (ForwardByGroups<T>(at, c, x, f, bias, y, nullptr)) return;
   if (OnHopper(at, c, Pass::kForward, x, f, y))
     return ForwardOnHopper(at, c, x, f, bias, y, nullptr);
   const Correlation correlation = dlsys::Forward(c, nullptr, nullptr, nullptr, nullptr);
@@ -581,6 +635,7 @@ void Forward(const Call& at, const Conv& c, const T* x, const T* f, const T* bia
 template <class T>
 void ForwardWithStatistics(const Call& at, const Conv& c, const T* x, const T* f, T* y,
                            const Statistics& statistics) {
+  if (ForwardByGroups<T>(at, c, x, f, nullptr, y, &statistics)) return;
   if (OnHopper(at, c, Pass::kForward, x, f, y))
     return ForwardOnHopper<T>(at, c, x, f, nullptr, y, &statistics);
   Forward<T>(at, c, x, f, nullptr, y);
@@ -590,6 +645,7 @@ void ForwardWithStatistics(const Call& at, const Conv& c, const T* x, const T* f
 
 template <class T>
 void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx) {
+  if (DataGradientByGroups(at, c, f, dy, dx)) return;
   if (OnHopper(at, c, Pass::kDataGradient, dx, f, dy))
     return DataGradientOnHopper(at, c, f, dy, dx, nullptr);
   const int64_t numel = c.o * c.GroupChannels() * Size(c.kernel);
@@ -604,6 +660,7 @@ void DataGradient(const Call& at, const Conv& c, const T* f, const T* dy, T* dx)
 
 template <class T>
 void FilterGradient(const Call& at, const Conv& c, const T* x, const T* dy, T* df) {
+  if (FilterGradientByGroups(at, c, x, dy, df)) return;
   if (OnHopper(at, c, Pass::kFilterGradient, x, df, dy))
     return FilterGradientOnHopper(at, c, x, dy, df);
   const int64_t channels = c.GroupChannels(), kernel = Size(c.kernel), filters = c.GroupFilters();
@@ -646,22 +703,26 @@ void SwapAxes(const Call& at, const T* x, int64_t n, int64_t rows, int64_t cols,
 template <>
 void Forward(const Call& at, const Conv& c, const float* x, const float* f, const float* bias,
              float* y) {
+  if (ForwardByGroups(at, c, x, f, bias, y, nullptr)) return;
   CheckIsOnHopper(at, c, Pass::kForward, x, f, y);
   ForwardOnHopper(at, c, x, f, bias, y, nullptr);
 }
 template <>
 void ForwardWithStatistics(const Call& at, const Conv& c, const float* x, const float* f, float* y,
                            const Statistics& statistics) {
+  if (ForwardByGroups<float>(at, c, x, f, nullptr, y, &statistics)) return;
   CheckIsOnHopper(at, c, Pass::kForward, x, f, y);
   ForwardOnHopper<float>(at, c, x, f, nullptr, y, &statistics);
 }
 template <>
 void DataGradient(const Call& at, const Conv& c, const float* f, const float* dy, float* dx) {
+  if (DataGradientByGroups(at, c, f, dy, dx)) return;
   CheckIsOnHopper(at, c, Pass::kDataGradient, dx, f, dy);
   DataGradientOnHopper(at, c, f, dy, dx, nullptr);
 }
 template <>
 void FilterGradient(const Call& at, const Conv& c, const float* x, const float* dy, float* df) {
+  if (FilterGradientByGroups(at, c, x, dy, df)) return;
   CheckIsOnHopper(at, c, Pass::kFilterGradient, x, df, dy);
   FilterGradientOnHopper(at, c, x, dy, df);
 }

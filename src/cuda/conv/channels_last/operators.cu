@@ -4,6 +4,8 @@
 // copies that move the channels first and back. Results overlap no input but dz its addend.
 #include <algorithm>
 
+#include "cuda/conv/channels_last/depthwise.cuh"
+#include "cuda/conv/channels_last/groups.cuh"
 #include "cuda/conv/channels_last/hopper.cuh"
 #include "cuda/conv/conv.cuh"
 #include "cuda/gemm/hopper/hopper.cuh"
@@ -47,7 +49,7 @@ Conv CheckedCall(const char* op, const DLArray* x, const DLArray* f, const DLArr
   return conv;
 }
 
-// The algorithms by number, from 1 on: all are of the rung `implicit`.
+// The algorithms by number, from 1 on, of the rungs `implicit` and `depthwise`.
 struct Choices {
   struct Choice {
     channels_last::Kernel kernel;
@@ -63,6 +65,8 @@ struct Choices {
     Add("implicit wgmma", Kernel::kWgmma, channels_last::WgmmaTilings());
     Add("implicit gemm", Kernel::kGemm, HopperTilings());
     Add("implicit halo", Kernel::kHalo, {});
+    Add("implicit groups", Kernel::kGroups, {});
+    Add("depthwise", Kernel::kDepthwise, {});
   }
   void Add(const std::string& name, channels_last::Kernel kernel,
            const std::vector<std::string>& tilings) {
@@ -89,31 +93,12 @@ channels_last::Call CallOf(const char* op, DLContext ctx, DLStream stream, int64
 
 // ---- float32 with channels first ----
 
-// Images in scratch memory, their channels first: a copy, or room for a result.
-class ChannelsFirst {
- public:
-  ChannelsFirst(const channels_last::Call& at, int64_t n, int64_t channels, HW image)
-      : at_(at),
-        n_(n),
-        channels_(channels),
-        size_(Size(image)),
-        scratch_(at.ctx, n * channels * size_ * (int64_t)sizeof(float), at.stream) {}
-  const float* CopyOf(const float* x) const {
-    channels_last::SwapAxes(at_, x, n_, size_, channels_, data());
-    return data();
-  }
-  void CopyTo(float* x) const { channels_last::SwapAxes(at_, data(), n_, channels_, size_, x); }
-  float* data() const { return scratch_.floats(); }
-
- private:
-  const channels_last::Call at_;
-  const int64_t n_, channels_, size_;
-  const Scratch scratch_;
-};
+using ChannelsFirst = channels_last::ChannelsFirst<float>;
 
 bool HasKernel(const channels_last::Call& at, const Conv& c, Pass pass, const float* x,
                const float* f, const float* y) {
-  return at.kernel != channels_last::Kernel::kHeuristic ||
+  return at.kernel != channels_last::Kernel::kHeuristic || channels_last::IsDepthwise(c) ||
+         !channels_last::GroupsRefusal(at, c, x, f, y) ||
          !channels_last::HopperRefusal(at, c, pass, x, f, y);
 }
 template <class Run>
@@ -269,6 +254,8 @@ bool Fits(const DLArray* x, const DLArray* f, const DLArray* y, Struct<WindowOpt
   const Conv conv = ConvOf(at.op, x, f, y, windows, groups);
   if (y->dtype != DL_FLOAT32) return channels_last::Serves(y->ctx, conv);
   const float* const none = nullptr;
+  if (channels_last::IsDepthwise(conv) || !channels_last::GroupsRefusal(at, conv, none, none, none))
+    return true;
   return !channels_last::HopperRefusal(at, conv, kPass, none, none, none) &&
          channels_last::PaysInFloat32(y->ctx, conv);
 }

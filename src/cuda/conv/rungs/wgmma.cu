@@ -20,33 +20,7 @@ channels_last::Call CallOf(const ConvCall& at) {
   return call;
 }
 
-// Images (n, channels, image) in scratch memory, their channels last: a copy, or room for a result.
-class ChannelsLast {
- public:
-  ChannelsLast(const channels_last::Call& at, int64_t n, int64_t channels, HW image)
-      : at_(at),
-        n_(n),
-        channels_(channels),
-        size_(Size(image)),
-        scratch_(at.ctx, NbytesOf(at, n * channels * size_), at.stream) {}
-  const float* CopyOf(const float* x) const {
-    channels_last::SwapAxes(at_, x, n_, channels_, size_, data());
-    return data();
-  }
-  void CopyTo(float* x) const { channels_last::SwapAxes(at_, data(), n_, size_, channels_, x); }
-  float* data() const { return scratch_.floats(); }
-
- private:
-  static int64_t NbytesOf(const channels_last::Call& at, int64_t numel) {
-    const int64_t nbytes = numel * (int64_t)sizeof(float);
-    if (nbytes > ConvWorkspaceLimit()) NotApplicable(at.op, kName);
-    return nbytes;
-  }
-
-  const channels_last::Call at_;
-  const int64_t n_, channels_, size_;
-  const Scratch scratch_;
-};
+using ChannelsLast = channels_last::ChannelsLast<float>;
 
 void CheckPass(const channels_last::Call& at, const Conv& c, Pass pass, const float* x,
                const float* f, const float* y) {
@@ -57,19 +31,19 @@ void Forward(const ConvCall& call, const Conv& c, const float* x, const float* f
              float* y) {
   const channels_last::Call at = CallOf(call);
   CheckPass(at, c, Pass::kForward, x, f, y);
-  const ChannelsLast images(at, c.n, c.c, c.in);
+  const ChannelsLast images(at, c.n, c.c, c.in, ConvWorkspaceLimit());
   channels_last::ForwardOnHopper<float>(at, c, images.CopyOf(x), f, bias, y, nullptr);
 }
 
 void DataGradient(const ConvCall& call, const Conv& c, const float* f, const float* dy, float* dx) {
   channels_last::Call at = CallOf(call);
   CheckPass(at, c, Pass::kDataGradient, dx, f, dy);
-  const ChannelsLast gradient(at, c.n, c.o, c.out);
+  const ChannelsLast gradient(at, c.n, c.o, c.out, ConvWorkspaceLimit());
   gradient.CopyOf(dy);
   if (Size(c.stride) == 1)
     return channels_last::DataGradientOnHopper<float>(at, c, f, gradient.data(), dx, nullptr);
   at.planes = false;
-  const ChannelsLast result(at, c.n, c.c, c.in);
+  const ChannelsLast result(at, c.n, c.c, c.in, ConvWorkspaceLimit());
   channels_last::DataGradientOnHopper<float>(at, c, f, gradient.data(), result.data(), nullptr);
   result.CopyTo(dx);
 }
@@ -78,7 +52,7 @@ void FilterGradient(const ConvCall& call, const Conv& c, const float* x, const f
                     float* df) {
   const channels_last::Call at = CallOf(call);
   CheckPass(at, c, Pass::kFilterGradient, x, df, dy);
-  const ChannelsLast images(at, c.n, c.c, c.in);
+  const ChannelsLast images(at, c.n, c.c, c.in, ConvWorkspaceLimit());
   channels_last::FilterGradientOnHopper<float>(at, c, images.CopyOf(x), dy, df);
 }
 
