@@ -4,6 +4,7 @@ zero: on streams, in captured graphs and in their branches, and where a launch f
 
 from __future__ import annotations
 
+import gc
 import unittest
 from typing import Any
 from unittest import mock
@@ -14,7 +15,7 @@ from dlsys import autodiff as ad
 from dlsys.dtypes import bfloat16, rounded
 from dlsys.errors import DeviceError, KernelError
 from dlsys.ndarray import NDArray, array, empty, launch
-from dlsys.runtime.device import SideStream, gpu, synchronize
+from dlsys.runtime.device import SideStream, gpu, memory_stats, synchronize
 from dlsys.runtime.library import load
 from dlsys.settings import settings
 from support.devices import EMULATED, require
@@ -77,6 +78,23 @@ class SplitCounters(unittest.TestCase):
         with self.assertRaises(KernelError):
             launch("matmul", self.ctx, *self.given[0][:1], 1, self.given[0][1], 0, 0, 0, wrong)
         self.check(0, self.launched(0))
+
+    def test_memory_statistics_count_those_of_a_graph(self) -> None:
+        held = []
+        for rung in ("naive", "hopper"):
+            gc.collect()
+            before = memory_stats(self.ctx).in_use_nbytes
+            a, b = (ad.Variable(name, dtype=bfloat16) for name in "ab")
+            with mock.patch.multiple(settings, capture=True):
+                executor = ad.Executor([ad.matmul_op(a, b, trans_A=True, algo=rung)], self.ctx)
+                feed = dict(zip((a, b), self.given[0]))
+                self.check(0, executor.run(feed)[0])
+                arena = executor.report().plans[0].arena_nbytes
+            held.append(memory_stats(self.ctx).in_use_nbytes - before - arena)
+            del executor
+            gc.collect()
+            self.assertLessEqual(memory_stats(self.ctx).in_use_nbytes, before)
+        self.assertGreater(held[1] - held[0], 48 << 10)  # of 64 KiB; blocks are rounded up
 
     def test_in_graphs_and_their_branches(self) -> None:
         """Two executors replay in turns, beside launches of their own, on streams of their own."""
