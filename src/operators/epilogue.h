@@ -1,5 +1,5 @@
-// GEMM epilogues: the codes of activations and activation gradients, and a derivative quantized to
-// 8 bits.
+// GEMM epilogues: the codes of activations, of what is made with a side, activation gradients and
+// sums, and a derivative quantized to 8 bits.
 #pragma once
 #include "math/functors.h"
 #include "runtime/registry.h"
@@ -21,10 +21,15 @@ struct MulQuantized {
     return y * ((x - kSlopeZeroPoint) * kSlopeScale);
   }
 };
+// x is a residual, y what is added to it.
+struct AddRelu {
+  static constexpr const char* name = "add_relu";
+  DLSYS_HD float operator()(float x, float y) const { return Relu{}(Add{}(x, y)); }
+};
 }  // namespace fn
 
 // Forward y = f(x); gradient dx = f(side, dy), where side is the activation's input or output, or
-// its derivative, quantized.
+// its derivative, quantized; residual y = f(side, x).
 #define DLSYS_ACTIVATIONS(X) \
   X(1, Relu)                 \
   X(2, Sigmoid)              \
@@ -42,7 +47,9 @@ struct MulQuantized {
   X(4, GeluTanhGradient)              \
   X(5, SoftplusGradient)              \
   X(6, HardSwishGradient)             \
-  X(7, MulQuantized)
+  X(7, MulQuantized)                  \
+  X(8, Add)                           \
+  X(9, AddRelu)
 
 #define DLSYS_CODE(code, Name) k##Name = code,
 struct ActivationCode {
@@ -57,6 +64,11 @@ struct GradientCode {
 constexpr int64_t kActivations = DLSYS_ACTIVATIONS(DLSYS_ONE_MORE);
 constexpr int64_t kActivationGradients = DLSYS_ACTIVATION_GRADIENTS(DLSYS_ONE_MORE);
 #undef DLSYS_ONE_MORE
+
+// True for the codes that add the side.
+DLSYS_HD constexpr bool AddsSide(int gradient) {
+  return gradient == GradientCode::kAdd || gradient == GradientCode::kAddRelu;
+}
 
 // The code of the gradient of an activation that is of its input, or 0.
 constexpr int GradientOf(int64_t activation) {

@@ -1021,6 +1021,7 @@ WITHOUT: dict[str, str] = {
     ),
     "what passes make of the operators here, with the fused graphs of fuzz/training.py": (
         "matmul_bias matmul_bias_both matmul_map matmul_gradient matmul_sums fused_cross_entropy "
+        "matmul_add matmul_bias_add "
         "fused_row_normalize fused_row_normalize_gradient "
         "batch_normalize_map batch_normalize_map_gradient batch_normalize_map_sums "
         "batch_normalize_relu_sums_output_1 batch_normalize_relu_sums_output_2 "

@@ -185,6 +185,33 @@ class Ladder:
                     limit = (2 * bound(k, precision) + 16 * UNIT) * scale
                     self.assertTrue((np.abs(got - wanted) <= limit).all())
 
+    def test_residuals(self: Any) -> None:
+        """Also in the memory of the result, which is then read before it is written."""
+        shapes = ((35, 70, 21), (68, 136, 40), (20, 36, 1100), (4, 6, 0), (1, 40, 33), (40, 1, 33))
+        for (rung, precision), flags, (m, n, k) in itertools.product(
+            self.rungs(), TRANSPOSES, shapes
+        ):
+            x, w = self.operands(m, n, k, flags)
+            bias, r = self.operands(1, n, 1, (0, 0))[1][0], self.operands(m, 1, n, (0, 0))[0]
+            left, right = (x.T if flags[0] else x), (w.T if flags[1] else w)
+            plain = left.astype(np.float64) @ right + r
+            scale = np.abs(left) @ np.abs(right) + np.abs(r)
+            number = self.algorithms().index(rung) + 1
+            for with_bias, relu, inplace in itertools.product((False, True), repeat=3):
+                with self.subTest(
+                    rung=rung, precision=precision, transposed=flags, shape=(m, n, k),
+                    bias=with_bias, relu=relu, inplace=inplace,
+                ):  # fmt: skip
+                    given = [array(a, self.ctx) for a in (x, w, *((bias,) if with_bias else ()), r)]
+                    y = given[-1] if inplace else array(np.full((m, n), np.nan, "f"), self.ctx)
+                    kernel = "matmul_bias_add" if with_bias else "matmul_add"
+                    how = *map(int, flags), number, PRECISIONS[precision], int(relu)
+                    launch(kernel, self.ctx, *given, *how, y)
+                    wanted = plain + bias * with_bias
+                    wanted = np.maximum(wanted, 0) if relu else wanted
+                    limit = (bound(k, precision) + 4 * UNIT) * (scale + np.abs(bias) * with_bias)
+                    self.assertTrue((np.abs(y.asnumpy() - wanted) <= limit).all())
+
     def test_sums_of_an_operand(self: Any) -> None:
         x, dy = self.operands(33, 18, 41, (True, False))
         nodes = ad.Variable("x"), ad.Variable("dy")

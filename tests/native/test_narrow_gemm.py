@@ -245,6 +245,39 @@ class NarrowGemm(unittest.TestCase):
                     off = abs(y.asnumpy() - wanted) - allowed
                     self.assertLessEqual(off.max(), 0)
 
+    def test_residuals(self) -> None:
+        """Also in the memory of the result, by every rung and tiling, and where K is split."""
+        names = [n for n in self.algorithms() if n in dict(self.rungs()).values()]
+        names += [n for n in self.algorithms() if n.startswith("hopper ")]
+        shapes = ((70, 136, 40), (20, 45, 24), (60, 40, 900), (5, 16, 0))
+        kinds = itertools.product((False, True), repeat=3)  # bias, relu, in place
+        cases = itertools.product(NARROW, shapes, names, TRANSPOSES, kinds)
+        for dtype, (m, n, k), name, flags, (with_bias, relu, inplace) in sample.of(cases, 300):
+            x, w = self.operands(m, n, k, flags, dtype)
+            bias = self.operands(n, 1, 1, (False, False), dtype)[0][:, 0]
+            r = self.operands(m, 1, n, (False, False), dtype)[0]
+            others = (bias, r) if with_bias else (r,)
+            left, right = (x.T if flags[0] else x), (w.T if flags[1] else w)
+            exact = left.astype(np.float64) @ right + sum(map(np.float64, others))
+            scale = np.abs(left).astype(np.float64) @ np.abs(right) + sum(map(np.abs, others))
+            given = [array(values, self.ctx, dtype) for values in (x, w, *others)]
+            with self.subTest(
+                algorithm=name, dtype=str(dtype), shape=(m, n, k), transposed=flags,
+                bias=with_bias, relu=relu, inplace=inplace,
+            ):  # fmt: skip
+                y = given[-1] if inplace else empty((m, n), self.ctx, dtype)
+                if not inplace:
+                    y[:] = np.nan
+                kernel = "matmul_bias_add" if with_bias else "matmul_add"
+                how = *map(int, flags), self.algorithms().index(name), 0, int(relu)
+                try:
+                    launch(kernel, self.ctx, *given, *how, y)
+                except (NotApplicableError, DeviceError):
+                    continue
+                wanted = np.maximum(exact, 0) if relu else exact
+                off = abs(y.asnumpy() - wanted) - limit(wanted, scale, k + 4, dtype)
+                self.assertLessEqual(off.max(), 0)
+
     def test_an_activation_and_its_input(self) -> None:
         """By the rung hopper at once, also where K is split, or else in two steps, the second of
         which reads the input as it was rounded. Slopes are 1.13 at most.

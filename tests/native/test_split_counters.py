@@ -4,6 +4,7 @@ zero: on streams, in captured graphs and in their branches, and where a launch f
 
 from __future__ import annotations
 
+import ctypes
 import unittest
 from typing import Any
 from unittest import mock
@@ -14,7 +15,7 @@ from dlsys import autodiff as ad
 from dlsys.dtypes import bfloat16, rounded
 from dlsys.errors import DeviceError, KernelError
 from dlsys.ndarray import NDArray, array, empty, launch
-from dlsys.runtime.device import SideStream, gpu, synchronize
+from dlsys.runtime.device import SideStream, gpu, memory_stats, synchronize
 from dlsys.runtime.library import load
 from dlsys.settings import settings
 from support.devices import EMULATED, require
@@ -77,6 +78,20 @@ class SplitCounters(unittest.TestCase):
         with self.assertRaises(KernelError):
             launch("matmul", self.ctx, *self.given[0][:1], 1, self.given[0][1], 0, 0, 0, wrong)
         self.check(0, self.launched(0))
+
+    def test_memory_statistics_count_those_of_a_stream(self) -> None:
+        library, stream = load(), ctypes.c_void_p()
+        c = empty(SHAPES[0][:2], self.ctx, bfloat16)
+        arguments = self.given[0][0], 1, self.given[0][1], 0, self.number, 0, c
+        library.check(library.cdll.DLStreamCreate(self.ctx.struct, ctypes.byref(stream)))
+        synchronize(self.ctx)  # the operands are there
+        before = memory_stats(self.ctx).in_use_nbytes
+        library.kernel(*library.key("cuda", "matmul", arguments))(*arguments, stream.value)
+        library.check(library.cdll.DLStreamSynchronize(self.ctx.struct, stream))
+        self.check(0, c)
+        self.assertEqual(memory_stats(self.ctx).in_use_nbytes - before, 4 * 4096)
+        library.check(library.cdll.DLStreamFree(self.ctx.struct, stream))
+        self.assertEqual(memory_stats(self.ctx).in_use_nbytes, before)
 
     def test_in_graphs_and_their_branches(self) -> None:
         """Two executors replay in turns, beside launches of their own, on streams of their own."""

@@ -4,7 +4,8 @@ Patterns: a product, a row vector that is added, an activation, any of the last 
 the activation's input, which backward reads, as a second result, where there is a kernel of it, or
 with the activation's derivative in 8 bits, where backward reads the input for that alone; a product
 and the gradient of an activation, or that derivative, as a layer's backward has it; a product and
-the sums of one operand over K, the gradients of weights and bias.
+the sums of one operand over K, the gradients of weights and bias. Residuals are in
+gemm_residual.py, behind normalizations, which add theirs.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ activation_gradient gelu_tanh_gradient 4
 activation_gradient softplus_gradient 5
 activation_gradient hard_swish_gradient 6
 activation_gradient mul_quantized 7
+activation_gradient add 8
+activation_gradient add_relu 9
 opcode neg 1 1
 opcode exp 2 1
 opcode log 3 1

@@ -110,7 +110,7 @@ void Call(Sgemm<Int> sgemm, const Gemm& p) {
   const bool trans_a = p.a.col != 1, trans_b = p.b.col != 1;
   sgemm(kRowMajor, trans_a ? kTranspose : kNoTranspose, trans_b ? kTranspose : kNoTranspose,
         (Int)p.m, (Int)p.n, (Int)p.k, 1.f, p.a.data, (Int)(trans_a ? p.m : p.k), p.b.data,
-        (Int)(trans_b ? p.k : p.n), 0.f, p.c, (Int)p.n);
+        (Int)(trans_b ? p.k : p.n), p.add ? 1.f : 0.f, p.c, (Int)p.n);
 }
 
 void Run(const Gemm& p) {

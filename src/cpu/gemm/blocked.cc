@@ -53,7 +53,7 @@ void Run(const Gemm& p) {
   const ScratchArray<float> block_b(kBlockK * kBlockN);
   Serially([&] {
     float block_a[kRows * kBlockK];
-    std::fill(p.c, p.c + p.m * p.n, 0.f);
+    if (!p.add) std::fill(p.c, p.c + p.m * p.n, 0.f);
     for (int64_t k0 = 0; k0 < p.k; k0 += kBlockK)
       for (int64_t n0 = 0; n0 < p.n; n0 += kBlockN) {
         const int64_t k = std::min(kBlockK, p.k - k0), n = std::min(kBlockN, p.n - n0);

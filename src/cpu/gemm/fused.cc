@@ -1,6 +1,7 @@
-// GEMM with an epilogue (bias, activation or activation gradient), applied in one pass while C is
-// in the cache, and with the sums of an operand over k, the bias gradient of a dense layer. The
-// GEMM is that of ladder.cc, by any of its algorithms, in float32 whatever the precision.
+// GEMM with an epilogue (bias, residual, activation or activation gradient), applied in one pass
+// while C is in the cache, and with the sums of an operand over k, the bias gradient of a dense
+// layer. The GEMM is that of ladder.cc, by any of its algorithms, in float32 whatever the
+// precision.
 #include "cpu/gemm/gemm.h"
 #include "cpu/runtime/common.h"
 #include "cpu/runtime/parallel.h"
@@ -20,6 +21,14 @@ void CheckPrecision(const char* op, int64_t precision) {
   if (precision < 0 || precision > 2)
     Fail("%s: there is no precision %ld, expected 0 (fp32), 1 (tf32) or 2 (3xtf32)", op,
          (long)precision);
+}
+
+const float* CheckedBias(const char* op, const DLArray* bias, const Gemm& p) {
+  const float* data = Input(op, bias);
+  if (Numel(bias) != p.n)
+    Fail("%s: expected a bias of %ld elements, got shape %s", op, (long)p.n,
+         ShapeText(bias).c_str());
+  return data;
 }
 
 // c[i, j] = f(c[i, j], i * n + j, j) over all rows of C.
@@ -68,10 +77,7 @@ void MatmulBias(const DLArray* a, const DLArray* b, const DLArray* bias, int64_t
   const char* op = "matmul_bias";
   const Gemm p = CheckedGemm(op, a, trans_a, b, trans_b, y);
   CheckPrecision(op, precision);
-  const float* add = Input(op, bias);
-  if (Numel(bias) != p.n)
-    Fail("%s: expected a bias of %ld elements, got shape %s", op, (long)p.n,
-         ShapeText(bias).c_str());
+  const float* add = CheckedBias(op, bias, p);
   const int code = CheckedEpilogue(op, activation, 0, kActivations);
   RunGemm(op, p, algorithm);
   if (code == 0) return MapRows(p, DLSYS_VALUE { return x + add[j]; });
@@ -97,6 +103,44 @@ void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int
     DLSYS_ACTIVATION_GRADIENTS(DLSYS_CASE)
 #undef DLSYS_CASE
   }
+}
+
+// C += A B, where C begins as r, whose memory may be C's.
+void AddTo(const char* op, const DLArray* r, const DLArray* y, int64_t algorithm, Gemm p) {
+  CheckSameShape(op, r, y);
+  const float* from = Input(op, r);
+  const auto copy = [&](int64_t begin, int64_t end) {
+    std::copy(from + begin, from + end, p.c + begin);
+  };
+  if (from != p.c) ParallelFor(p.m * p.n, kGrain, copy);
+  p.add = true;
+  RunGemm(op, p, algorithm);
+}
+
+// y = r + op(A) op(B), or relu of that (activation 1).
+void MatmulAdd(const DLArray* a, const DLArray* b, const DLArray* r, int64_t trans_a,
+               int64_t trans_b, int64_t algorithm, int64_t precision, int64_t activation,
+               DLArray* y) {
+  const char* op = "matmul_add";
+  const Gemm p = CheckedGemm(op, a, trans_a, b, trans_b, y);
+  CheckPrecision(op, precision);
+  const bool relu = CheckedEpilogue(op, activation, 0, ActivationCode::kRelu);
+  AddTo(op, r, y, algorithm, p);
+  if (relu) MapRows(p, DLSYS_VALUE { return fn::Relu{}(x); });
+}
+
+// The same with a bias (n).
+void MatmulBiasAdd(const DLArray* a, const DLArray* b, const DLArray* bias, const DLArray* r,
+                   int64_t trans_a, int64_t trans_b, int64_t algorithm, int64_t precision,
+                   int64_t activation, DLArray* y) {
+  const char* op = "matmul_bias_add";
+  const Gemm p = CheckedGemm(op, a, trans_a, b, trans_b, y);
+  CheckPrecision(op, precision);
+  const float* add = CheckedBias(op, bias, p);
+  const bool relu = CheckedEpilogue(op, activation, 0, ActivationCode::kRelu);
+  AddTo(op, r, y, algorithm, p);
+  if (relu) return MapRows(p, DLSYS_VALUE { return fn::AddRelu{}(x, add[j]); });
+  MapRows(p, DLSYS_VALUE { return x + add[j]; });
 }
 
 // sums[i] over k of a matrix (extent, k) with strides `stride` and k_stride.
@@ -146,6 +190,12 @@ DLSYS_ALGORITHMS(cpu, matmul_bias, GemmAlgorithms);
 DLSYS_KERNEL(cpu, matmul_gradient, MatmulGradient);
 DLSYS_KERNEL_WIDENED(cpu, matmul_gradient, MatmulGradient);
 DLSYS_ALGORITHMS(cpu, matmul_gradient, GemmAlgorithms);
+DLSYS_KERNEL(cpu, matmul_add, MatmulAdd);
+DLSYS_KERNEL_WIDENED(cpu, matmul_add, MatmulAdd);
+DLSYS_ALGORITHMS(cpu, matmul_add, GemmAlgorithms);
+DLSYS_KERNEL(cpu, matmul_bias_add, MatmulBiasAdd);
+DLSYS_KERNEL_WIDENED(cpu, matmul_bias_add, MatmulBiasAdd);
+DLSYS_ALGORITHMS(cpu, matmul_bias_add, GemmAlgorithms);
 DLSYS_KERNEL(cpu, matmul_sums, MatmulSums);
 DLSYS_KERNEL_WIDENED(cpu, matmul_sums, MatmulSums);
 DLSYS_ALGORITHMS(cpu, matmul_sums, GemmAlgorithms);

@@ -83,7 +83,7 @@ void RunGemm(const char* op, const Gemm& p, int64_t algorithm) {
   const GemmRung& rung = RungOf(op, algorithm);
   CheckServes(op, rung);
   if (p.m == 0 || p.n == 0) return;
-  if (p.k == 0) return Serially([&] { std::fill(p.c, p.c + p.m * p.n, 0.f); });
+  if (p.k == 0) return Serially([&] { std::fill(p.c, p.c + (p.add ? 0 : p.m * p.n), 0.f); });
   rung.run(p);
 }
 

@@ -19,7 +19,10 @@ float Element(const Gemm& p, int64_t i, int64_t j) {
 void Run(const Gemm& p) {
   Serially([&] {
     for (int64_t i = 0; i < p.m; i++)
-      for (int64_t j = 0; j < p.n; j++) p.c[i * p.n + j] = Element(p, i, j);
+      for (int64_t j = 0; j < p.n; j++) {
+        float& c = p.c[i * p.n + j];
+        c = p.add ? c + Element(p, i, j) : Element(p, i, j);
+      }
   });
 }
 

@@ -120,7 +120,7 @@ class BlockGemm {
       t.a_step = p_.a.col;
       t.c_stride = p_.n;
       t.rows = std::min<int64_t>(kernels_.tile_rows[size], row_end - row);
-      t.add = k0_ > 0;
+      t.add = p_.add || k0_ > 0;
       if (!strided_) {
         kernels_.pack_a[size](t.a, t.rows, t.a_row, t.a_step, k_, packed_a);
         t.a = packed_a;
@@ -158,10 +158,12 @@ void RunBlocks(const Gemm& p, int most) {
 // ---- small ----
 
 // So little that packing would take a good part of the time: tiles read A and B where they are. The
-// last tile of a row or a column of tiles overlaps the one before it instead of being cut.
+// last tile of a row or a column of tiles overlaps the one before it instead of being cut, which
+// would be added twice.
 bool IsSmall(const Gemm& p) {
   const int64_t vector = kMaxTileN / 2;
-  return p.b.col == 1 && p.n >= vector && p.k <= kBlockK && p.k * p.n <= kSmallB && !Aliases(p.a);
+  return !p.add && p.b.col == 1 && p.n >= vector && p.k <= kBlockK && p.k * p.n <= kSmallB &&
+         !Aliases(p.a);
 }
 
 // Rows [row, row_end) of C, columns [col, col + vectors of t).
@@ -206,10 +208,10 @@ void RunSmall(const Gemm& p, int most) {
 
 // ---- a row or a few, a column ----
 
-// c[0 .. count) = the dot products of x with rows of y, `row` apart, four at a time: each is the
-// sum of 32 partial ones.
+// c[0 .. count) = the dot products of x with rows of y, `row` apart, four at a time, or these are
+// added to it: each is the sum of 32 partial ones.
 DLSYS_INLINE void FourDots(const float* x, const float* y, int64_t row, int64_t n, int64_t count,
-                           float* c) {
+                           bool add_to_c, float* c) {
   constexpr int kWidth = 16;
   using Vector = Vectors<kWidth>::Aligned;
   const float* rows[4];
@@ -244,8 +246,10 @@ DLSYS_INLINE void FourDots(const float* x, const float* y, int64_t row, int64_t 
   s[0] += s[2];
   float parts[kWidth];
   memcpy(parts, s, sizeof parts);
-  for (int64_t r = 0; r < count; r++)
-    c[r] = (parts[r] + parts[4 + r]) + (parts[8 + r] + parts[12 + r]);
+  for (int64_t r = 0; r < count; r++) {
+    const float dot = (parts[r] + parts[4 + r]) + (parts[8 + r] + parts[12 + r]);
+    c[r] = add_to_c ? c[r] + dot : dot;
+  }
 }
 
 // A few rows of A times a transposed B: both are contiguous along k, so nothing is packed.
@@ -264,7 +268,7 @@ void RunDots(const Gemm& p, int most) {
     Dispatch([&]() __attribute__((always_inline)) {
       for (int64_t j = begin; j < end; j += 4)
         for (int64_t i = 0; i < p.m; i++)
-          FourDots(a + i * p.k, p.b.data + j * row, row, p.k, std::min<int64_t>(4, end - j),
+          FourDots(a + i * p.k, p.b.data + j * row, row, p.k, std::min<int64_t>(4, end - j), p.add,
                    p.c + i * p.n + j);
     });
   };
@@ -276,7 +280,7 @@ void RunRow(const Gemm& p, int most) {
   const TileKernels& kernels = CurrentTileKernels();
   const int64_t cols = TileKernels::kRowVectors * kernels.width, full = p.n / cols;
   auto run = [&](int64_t begin, int64_t end) {
-    TileArgs t = {p.k, p.a.data, 0, p.a.col, nullptr, p.b.row, nullptr, p.n, 1, cols, false};
+    TileArgs t = {p.k, p.a.data, 0, p.a.col, nullptr, p.b.row, nullptr, p.n, 1, cols, p.add};
     for (int64_t panel = begin; panel < end; panel++) {
       t.b = p.b.data + panel * cols;
       t.c = p.c + panel * cols;
@@ -320,8 +324,8 @@ void RunSplitK(const Gemm& p, int64_t slices, int most) {
   };
   ParallelForWithScratch(slices, 1, make, run, most);
   Serially([&] {
-    std::copy(products.data(), products.data() + size, p.c);
-    for (int64_t slice = 1; slice < slices; slice++)
+    if (!p.add) std::copy(products.data(), products.data() + size, p.c);
+    for (int64_t slice = !p.add; slice < slices; slice++)
       for (int64_t k = 0; k < size; k++) p.c[k] += products.data()[slice * size + k];
   });
 }
@@ -329,7 +333,7 @@ void RunSplitK(const Gemm& p, int64_t slices, int most) {
 // Runs a GEMM with the same arithmetic for any number of threads.
 void RunPacked(Gemm p, int most) {
   if (p.n == 1 && p.m > 1)  // one column: the same sums as one row of the transposed GEMM
-    p = {1, p.m, p.k, {p.b.data, p.k, p.b.row}, {p.a.data, p.a.col, p.a.row}, p.c};
+    p = {1, p.m, p.k, {p.b.data, p.k, p.b.row}, {p.a.data, p.a.col, p.a.row}, p.c, p.add};
   if (p.m <= kDotM && p.b.row == 1) return RunDots(p, most);
   if (p.m == 1 && p.b.col == 1 && p.n > kMaxTileN) return RunRow(p, most);
   if (IsSmall(p)) return RunSmall(p, most);

@@ -1,4 +1,4 @@
-// The epilogue of the tiled GEMM: bias, then an activation or an activation gradient, applied to
+// The epilogue of the tiled GEMM: bias, then an activation, or what is made with a side, applied to
 // quads (four consecutive elements of a row of C) on their way from the accumulators to global
 // memory. C and `side` are row-major (m, n) and contiguous; a quad is one access of 16 bytes where
 // n and the addresses allow, and of single elements at the edge. Codes are switched over at run

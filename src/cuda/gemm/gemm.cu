@@ -1,7 +1,10 @@
-// The operators of GEMM: C = op(A) op(B), alone and fused with an epilogue (bias, activation or
-// activation gradient) or with the sums of an operand over K, which are the bias gradient of a
-// dense layer. They check arguments and hand a Gemm to ladder.cu, which picks the kernel.
-// Row-major, contiguous, of float32 or a type of 16 bits; the output overlaps no input.
+// The operators of GEMM: C = op(A) op(B), alone and fused with an epilogue (bias, residual,
+// activation or activation gradient) or with the sums of an operand over K, which are the bias
+// gradient of a dense layer. They check arguments and hand a Gemm to ladder.cu, which picks the
+// kernel. Row-major, contiguous, of float32 or a type of 16 bits; the output overlaps no input, but
+// may be the residual.
+#include <cmath>
+
 #include "cuda/gemm/gemm.cuh"
 #include "operators/epilogue.h"
 
@@ -143,6 +146,60 @@ void MatmulGradient(const DLArray* a, const DLArray* b, const DLArray* side, int
   RunGemm(op, gemm, stream, algorithm);
 }
 
+// y = op(A) op(B) [+ bias] + r, r of y's shape, whose memory may be y's; or relu of that
+// (activation 1).
+template <class T>
+Gemm CheckedSum(const char* op, const DLArray* a, const DLArray* b, const DLArray* r,
+                int64_t trans_a, int64_t trans_b, int64_t precision, int64_t activation,
+                DLArray* y) {
+  Gemm gemm = Checked<T>(op, a, trans_a, b, trans_b, precision, y);
+  Enter(op, y, r);
+  CheckSameShape(op, r, y);
+  const bool relu = CheckedEpilogue(op, activation, 0, ActivationCode::kRelu);
+  gemm.epilogue.gradient = relu ? GradientCode::kAddRelu : GradientCode::kAdd;
+  gemm.epilogue.side = Address(op, r, gemm.dtype);
+  return gemm;
+}
+template <class T>
+void MatmulAdd(const DLArray* a, const DLArray* b, const DLArray* r, int64_t trans_a,
+               int64_t trans_b, int64_t algorithm, int64_t precision, int64_t activation,
+               DLArray* y, DLStream stream) {
+  const char* op = "matmul_add";
+  RunGemm(op, CheckedSum<T>(op, a, b, r, trans_a, trans_b, precision, activation, y), stream,
+          algorithm);
+}
+template <class T>
+void MatmulBiasAdd(const DLArray* a, const DLArray* b, const DLArray* bias, const DLArray* r,
+                   int64_t trans_a, int64_t trans_b, int64_t algorithm, int64_t precision,
+                   int64_t activation, DLArray* y, DLStream stream) {
+  const char* op = "matmul_bias_add";
+  Gemm gemm = CheckedSum<T>(op, a, b, r, trans_a, trans_b, precision, activation, y);
+  SetBias(op, bias, y, &gemm);
+  RunGemm(op, gemm, stream, algorithm);
+}
+
+// True where the rung `hopper` multiplies: its warps have a residual copied ahead, those of FFMA
+// wait for it, for longer than a kernel takes that adds it. Nor does it pay where C of 16 bits has
+// fewer rows than a tile: an LSTM of 64 rows took 1 % longer.
+bool SumPays(const DLArray* a, int64_t trans_a, const DLArray* b, int64_t trans_b,
+             int64_t precision, DLArray* y) {
+  constexpr int64_t kTileRows = 128;
+  const char* op = "matmul_add";
+  Gemm gemm = CheckedGemm(op, a, trans_a, b, trans_b, y, U8Operand::kNone, nullptr, a->dtype);
+  gemm.precision = CheckedPrecision(op, precision);
+  gemm.epilogue.gradient = GradientCode::kAdd;
+  return std::isfinite(HopperUs(gemm)) && (!gemm.IsNarrow() || gemm.m >= kTileRows);
+}
+bool MatmulAddFits(const DLArray* a, const DLArray* b, const DLArray*, int64_t trans_a,
+                   int64_t trans_b, int64_t, int64_t precision, int64_t, DLArray* y) {
+  return SumPays(a, trans_a, b, trans_b, precision, y);
+}
+bool MatmulBiasAddFits(const DLArray* a, const DLArray* b, const DLArray*, const DLArray*,
+                       int64_t trans_a, int64_t trans_b, int64_t, int64_t precision, int64_t,
+                       DLArray* y) {
+  return SumPays(a, trans_a, b, trans_b, precision, y);
+}
+
 // y = op(A) op(B), and the sums over k of op(A) (of_a) or of op(B), in float32.
 template <class T>
 void MatmulSums(const DLArray* a, const DLArray* b, int64_t trans_a, int64_t trans_b,
@@ -167,6 +224,10 @@ DLSYS_ALGORITHMS(cuda, matmul, GemmAlgorithms);
 DLSYS_KERNEL_TYPED(cuda, matmul_map, MatmulMap);
 DLSYS_KERNEL_TYPED(cuda, matmul_bias, MatmulBias);
 DLSYS_KERNEL_TYPED(cuda, matmul_gradient, MatmulGradient);
+DLSYS_KERNEL_TYPED(cuda, matmul_add, MatmulAdd);
+DLSYS_FITS(cuda, matmul_add, MatmulAddFits);
+DLSYS_KERNEL_TYPED(cuda, matmul_bias_add, MatmulBiasAdd);
+DLSYS_FITS(cuda, matmul_bias_add, MatmulBiasAddFits);
 #define DLSYS_TWO(name, slope)                                                     \
   DLSYS_KERNEL_OF(cuda, name, #name, DL_BFLOAT16, MatmulBiasTwo<bfloat16, slope>); \
   DLSYS_KERNEL_OF(cuda, name, #name, DL_FLOAT16, MatmulBiasTwo<float16, slope>);   \
@@ -178,6 +239,8 @@ DLSYS_KERNEL_TYPED(cuda, matmul_sums, MatmulSums);
 DLSYS_ALGORITHMS(cuda, matmul_map, GemmAlgorithms);
 DLSYS_ALGORITHMS(cuda, matmul_bias, GemmAlgorithms);
 DLSYS_ALGORITHMS(cuda, matmul_gradient, GemmAlgorithms);
+DLSYS_ALGORITHMS(cuda, matmul_add, GemmAlgorithms);
+DLSYS_ALGORITHMS(cuda, matmul_bias_add, GemmAlgorithms);
 DLSYS_ALGORITHMS(cuda, matmul_sums, GemmAlgorithms);
 
 }  // namespace

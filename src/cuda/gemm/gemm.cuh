@@ -17,7 +17,9 @@ namespace cuda {
 enum class Precision { kFp32 = 0, kTf32 = 1, k3xTf32 = 2 };
 
 // What becomes of element x of op(A) op(B) at (i, j) before it is stored: activation(x + bias[j]),
-// or gradient(side[i, j], x). Activations and gradients are codes of operators/epilogue.h.
+// or gradient(side[i, j], x + bias[j]). Activations and gradients are codes of
+// operators/epilogue.h; a side that is added may be C, each element of which is read before it is
+// stored.
 struct Epilogue {
   const float* bias = nullptr;  // (n)
   const float* side = nullptr;  // (m, n)
@@ -35,8 +37,8 @@ struct Epilogue {
 enum class U8Operand { kNone, kA, kB };
 
 // C (m, n) = op(A) (m, k) op(B) (k, n), contiguous, row-major; op transposes where told to. C
-// overlaps nothing that is read. Of float32, where an operand may be uint8; or all of one type of
-// 16 bits, and then a, b, c, bias and side are addresses alone.
+// overlaps nothing that is read but a side that is added. Of float32, where an operand may be
+// uint8; or all of one type of 16 bits, and then a, b, c, bias and side are addresses alone.
 struct Gemm {
   const float* a;  // (m, k), or (k, m) with trans_a; the address where uint8
   const float* b;  // (k, n), or (n, k) with trans_b
@@ -162,7 +164,8 @@ void WidenSlopes(const char* op, int dtype, const uint8_t* slopes, void* y, int6
 // and nothing done, where it cannot.
 bool RunBatchOnHopper(const char* op, const Gemm& first, int64_t count, DLStream stream);
 void RunOwnGemm(const char* op, const Gemm& gemm, DLStream stream);
-// Applies the epilogue to C and makes the operand sums, for kernels that do neither.
+// Applies the epilogue to C, but for a side that is added, and makes the operand sums, for kernels
+// that do neither. The side is in C already.
 void RunEpilogueAndSums(const char* op, const Gemm& gemm, DLStream stream);
 void RunOperandSums(const char* op, const Gemm& gemm, DLStream stream);
 bool OwnGemmIsForced();  // by DLSYS_BLAS=own
@@ -171,8 +174,8 @@ inline const char* RefusalOfU8(const Gemm& p) {
   return p.u8 == U8Operand::kNone ? nullptr : "it takes no uint8";
 }
 
-// cuBLAS: no epilogue, no operand sums; of 16 bits with C in `c_dtype`, that of the operands or
-// float32. CublasError is why it is unusable, or "".
+// cuBLAS: of the epilogue a side that is added, no operand sums; of 16 bits with C in `c_dtype`,
+// that of the operands or float32. CublasError is why it is unusable, or "".
 const char* CublasError();
 const char* CublasSource();  // as in registry.h
 void RunCublasGemm(const char* op, const Gemm& gemm, DLStream stream, int c_dtype = DL_FLOAT32);

@@ -248,7 +248,15 @@ double OperandSumsUs(const Gemm& p) {
   return kReduceUs + (p.IsNarrow() ? nbytes / kSumNbytesUs : 0);
 }
 
-// cuBLAS needs further kernels for the epilogue and for operand sums.
+// The epilogue once a side is added.
+Epilogue WithoutAddition(Epilogue epilogue) {
+  if (!AddsSide(epilogue.gradient)) return epilogue;
+  if (epilogue.gradient == GradientCode::kAddRelu) epilogue.activation = ActivationCode::kRelu;
+  epilogue.side = nullptr, epilogue.gradient = 0;
+  return epilogue;
+}
+
+// cuBLAS needs further kernels for the epilogue, but for a sum with C, and for operand sums.
 double CublasUs(const Gemm& p) {
   if (OwnGemmIsForced() || p.u8 != U8Operand::kNone) return INFINITY;
   const bool tf32 = p.precision == Precision::kTf32;
@@ -266,9 +274,12 @@ double CublasUs(const Gemm& p) {
   if (least <= 1) us = kCublasVectorUs + nbytes / kCublasVectorNbytesUs;
   if (p.k >= kDeepK && (double)p.m * p.n <= kCublasSplitNumel)
     us += least <= 16 ? kCublasSplitUsOf16 : p.IsNarrow() ? kCublasSplitUsOfNarrow : kCublasSplitUs;
-  if (!p.epilogue.Empty()) {
+  const Epilogue rest = p.IsNarrow() ? p.epilogue : WithoutAddition(p.epilogue);
+  if (p.epilogue.side && !rest.side)
+    us += kKernelUs + 8. * p.m * p.n / kEpilogueNbytesUs;  // a copy to C
+  if (!rest.Empty()) {
     // One kernel over C; of 16 bits it goes over C in float32, which another one then rounds.
-    const double nbytes = (p.IsNarrow() ? 14. : 8.) + (p.epilogue.side ? 4 : 0);
+    const double nbytes = (p.IsNarrow() ? 14. : 8.) + (rest.side ? 4 : 0);
     us += kKernelUs * (p.IsNarrow() ? 2 : 1) + nbytes * p.m * p.n / kEpilogueNbytesUs;
   }
   return us + OperandSumsUs(p);
@@ -490,7 +501,9 @@ void RunOwnGemm(const char* op, const Gemm& p, DLStream stream) {
 
 // Computes what cuBLAS and cuBLASLt leave out.
 void RunEpilogueAndSums(const char* op, const Gemm& p, DLStream stream) {
-  if (!p.epilogue.Empty()) RunEpilogue(op, p, p.c, 1, stream);
+  Gemm rest = p;
+  rest.epilogue = WithoutAddition(p.epilogue);
+  if (!rest.epilogue.Empty()) RunEpilogue(op, rest, p.c, 1, stream);
   if (p.sums) RunOperandSums(op, p, stream);
 }
 

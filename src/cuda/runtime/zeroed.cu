@@ -1,4 +1,5 @@
-// The memory of counters that kernels leave at zero: of each stream, and of each captured graph.
+// The memory of counters that kernels leave at zero: of each stream, and of each captured graph. It
+// is the allocator's, whose statistics count it.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -13,11 +14,12 @@ namespace {
 
 constexpr int64_t kOfStream = 4096, kOfChunk = 16384;
 
-unsigned* Allocate(const char* op, int64_t count) {
-  const RelaxedCapture relaxed;
-  unsigned* data = nullptr;
-  Check(op, cudaMalloc((void**)&data, count * sizeof(unsigned)));
-  return data;
+unsigned* Allocate(int device, int64_t count, DLStream stream) {
+  void* data = nullptr;
+  const int64_t nbytes = count * (int64_t)sizeof(unsigned);
+  const int status = DLMemoryAlloc({device, DL_GPU}, nbytes, stream, &data);
+  if (status != DL_OK) throw Error(status, DLGetLastError());
+  return (unsigned*)data;
 }
 
 void Clear(const char* op, unsigned* data, int64_t count, cudaStream_t stream) {
@@ -36,13 +38,13 @@ OfStreams& Counters() {
 
 unsigned* ZeroedCounters(const char* op, int device, int64_t count, DLStream stream) {
   if (Workspace::Querying()) return nullptr;
-  if (graph_counters) return graph_counters->Take(op, count);
+  if (graph_counters) return graph_counters->Take(device, count);
   if (count > kOfStream)
     Fail("%s: it counts by %ld counters; a stream has %ld", op, (long)count, (long)kOfStream);
   std::lock_guard<std::mutex> lock(counters_mutex);
   unsigned*& data = Counters()[{device, stream}];
   if (!data) {
-    data = Allocate(op, kOfStream);
+    data = Allocate(device, kOfStream, stream);
     Clear(op, data, kOfStream, Native(stream));
   }
   return data;
@@ -52,21 +54,18 @@ void FreeCountersOf(int device, DLStream stream) {
   std::lock_guard<std::mutex> lock(counters_mutex);
   const auto found = Counters().find({device, stream});
   if (found == Counters().end()) return;
-  const RelaxedCapture relaxed;
-  cudaFree(found->second);
-  cudaGetLastError();  // at exit the driver may be gone
+  DLMemoryFree({device, DL_GPU}, found->second);
   Counters().erase(found);
 }
 
 GraphCounters::~GraphCounters() {
-  for (const Chunk& chunk : chunks_) cudaFree(chunk.data);
-  cudaGetLastError();  // at exit the driver may be gone
+  for (const Chunk& chunk : chunks_) DLMemoryFree({chunk.device, DL_GPU}, chunk.data);
 }
 
-unsigned* GraphCounters::Take(const char* op, int64_t count) {
+unsigned* GraphCounters::Take(int device, int64_t count) {
   if (count > left_) {
     left_ = std::max(count, kOfChunk);
-    chunks_.push_back({Allocate(op, left_), left_});
+    chunks_.push_back({Allocate(device, left_, nullptr), left_, device});
   }
   left_ -= count;
   return chunks_.back().data + left_;

@@ -26,7 +26,7 @@ class GraphCounters {
   GraphCounters& operator=(const GraphCounters&) = delete;
 
   // Those of the next launch that is captured.
-  unsigned* Take(const char* op, int64_t count);
+  unsigned* Take(int device, int64_t count);
   // Clears them, before the first replay, on its stream.
   void Clear(const char* op, cudaStream_t stream);
 
@@ -34,6 +34,7 @@ class GraphCounters {
   struct Chunk {
     unsigned* data;
     int64_t count;
+    int device;
   };
   std::vector<Chunk> chunks_;
   int64_t left_ = 0;  // of the last chunk

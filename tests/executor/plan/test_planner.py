@@ -346,6 +346,15 @@ class Sharing(unittest.TestCase):
         step = next(step for step in plan.steps if step.node is y)
         self.assertIs(step.outputs[0].buffer, step.inputs[1].buffer)
 
+    def test_an_output_does_not_take_over_what_is_read_as_another_input_too(self):
+        x = ad.Variable(shape=(1000,), dtype=np.float32)
+        a = PLAIN(x, shapes=[(1000,)])
+        y = INPLACE_OF_LAST(a, a, shapes=[(1000,)])
+        order, fetches = schedule([PLAIN(y, shapes=[(1,)])])
+        plan = make_plan(order, fetches, scratch_of)
+        step = next(step for step in plan.steps if step.node is y)
+        self.assertIsNot(step.outputs[0].buffer, step.inputs[1].buffer)
+
     def test_values_of_one_operator_die_one_by_one(self):
         x = ad.Variable(shape=(1000,), dtype=np.float32)
         a, b = PAIR(x, shapes=[(1000,), (40,)])

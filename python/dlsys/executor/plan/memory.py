@@ -232,12 +232,12 @@ def _dying_input(
     """The buffer of an input that nobody needs any more and that an output of this spec may
     overwrite, unless one of the earlier outputs does.
     """
-    of = node.op.inplace
-    for value in inputs if of is True else [inputs[k] for k in of or ()]:
-        buffer = value.buffer
+    of = range(len(inputs)) if node.op.inplace is True else node.op.inplace or ()
+    others = [x for k, x in enumerate(inputs) if k not in of]  # which are read to the end
+    for value, buffer in [(inputs[k], inputs[k].buffer) for k in of]:
         if buffer.kind != "arena" or buffer.last > now:
             continue
-        if any(output.buffer is buffer for output in outputs):
+        if any(x.buffer is buffer for x in (*outputs, *others)):
             continue
         if lifetimes is not None and lifetimes.in_use(buffer, [x.buffer for x in inputs]):
             continue

@@ -27,7 +27,7 @@ from ...rungs import GEMM
 from ...runtime.interface import interface
 
 # By their numbers, which count from 1: kernels of activations, y = f(x), and of their gradients,
-# dx = f(x or y, dy), behind which is the product of a derivative and dy.
+# dx = f(x or y, dy), behind which are the product of a derivative and dy, and sums.
 ACTIVATIONS = tuple(interface.activations)
 BY_SIDES = tuple(interface.activation_gradients)
 GRADIENTS = tuple(name for name in BY_SIDES if name.endswith("_gradient"))

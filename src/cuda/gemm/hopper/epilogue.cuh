@@ -1,6 +1,6 @@
-// Epilogues of a tile, as it is stored: bias, activation, and the gradient of one by the side. They
-// work on pairs of accumulators in registers, and take exponentials and quotients by the special
-// function unit, whose rate limits them.
+// Epilogues of a tile, as it is stored: bias, activation, and the gradient of one by the side, or
+// the sum with it. They work on pairs of accumulators in registers, and take exponentials and
+// quotients by the special function unit, whose rate limits them.
 #pragma once
 #include "cuda/gemm/hopper/boxes.cuh"
 #include "cuda/gemm/hopper/multiply.cuh"
@@ -58,6 +58,11 @@ __device__ __forceinline__ void WithFunction(const Params& params, F&& f) {
     case 2:
     case 4:
       return f([gate](float side, float x) { return gate.Gradient(side, x); }, Code<-4>());
+    case GradientCode::kAdd:
+      return f([](float side, float x) { return fn::Add{}(side, x); }, Code<-GradientCode::kAdd>());
+    case GradientCode::kAddRelu:
+      return f([](float side, float x) { return fn::AddRelu{}(side, x); },
+               Code<-GradientCode::kAddRelu>());
     case GradientCode::kMulQuantized:
       return f([](float side, float x) { return fn::MulQuantized{}(side, x); },
                Code<-GradientCode::kMulQuantized>());
@@ -200,7 +205,7 @@ __device__ __forceinline__ void StoreTile(Accumulators<T>& d,
         if constexpr (Boxes<E, T, Source>::kHasSlopes)
           StoreBoxes<E, T, Source, true, false, true, true>(d, bias, boxes, params, map_c,
                                                             map_other, function);
-      } else if constexpr (kHasGradients) {
+      } else if constexpr (kHasGradients || AddsSide(-code.value)) {
         StoreBoxes<E, T, Source, true, false, true>(d, bias, boxes, params, map_c, map_other,
                                                     function);
       }

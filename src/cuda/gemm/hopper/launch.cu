@@ -19,7 +19,7 @@ constexpr double kPackUs = 4, kPackNbytesUs = 3.2e6;  // of a copy of an operand
 
 bool HasSimpleGradient(const HopperGemm& gemm) {
   return gemm.gradient <= GradientCode::kReluGradient ||
-         gemm.gradient == GradientCode::kMulQuantized;
+         gemm.gradient == GradientCode::kMulQuantized || AddsSide(gemm.gradient);
 }
 bool IsSimple(const HopperGemm& gemm) {
   return gemm.activation <= ActivationCode::kRelu && HasSimpleGradient(gemm);
@@ -91,7 +91,8 @@ bool HasKernel(const HopperGemm& gemm, int tiling) {
            !sums_of_turned;
   }
   if (narrow && HopperMakesSums(gemm) && !MakesSums(tiling, kAll)) return false;
-  if (narrow && gemm.gradient && !HasRoomForSide(tiling, kAll)) return false;
+  if (narrow && gemm.gradient && !AddsSide(gemm.gradient) && !HasRoomForSide(tiling, kAll))
+    return false;
   if ((gemm.slope || gemm.quantized) && !HasRoomForSlopes(tiling, kAll)) return false;
   if (gemm.split) return kCosts[tiling].exact;
   return ReadsAcross(gemm) ? kCosts[tiling].across_us > 0 : kCosts[tiling].plain;

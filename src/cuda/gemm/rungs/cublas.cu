@@ -4,6 +4,7 @@
 // Large shapes are limited by FFMA or mma issue, small ones by the launch.
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/runtime/dlopen.cuh"
+#include "operators/epilogue.h"
 
 namespace dlsys {
 namespace cuda {
@@ -123,24 +124,30 @@ static void WithHandle(const char* op, const Gemm& p, DLStream stream, Work&& wo
 
 static int Transposed(bool transposed) { return transposed ? kTranspose : kNoTranspose; }
 
-// A row-major matrix is its transpose in column-major cuBLAS: C^T = op(B)^T op(A)^T.
+// A row-major matrix is its transpose in column-major cuBLAS: C^T = op(B)^T op(A)^T. A side that is
+// added is what C has before.
 void RunCublasGemm(const char* op, const Gemm& p, DLStream stream, int c_dtype) {
   if (p.m == 0 || p.n == 0) return;
+  const bool adds = AddsSide(p.epilogue.gradient);
+  const size_t nbytes = (size_t)(p.m * p.n * DtypeNbytes(c_dtype));
+  if (adds && p.epilogue.side != p.c && !Workspace::Querying())
+    Check(op,
+          cudaMemcpyAsync(p.c, p.epilogue.side, nbytes, cudaMemcpyDeviceToDevice, Native(stream)));
   if (p.k == 0) {
-    if (Workspace::Querying()) return;
-    Check(op, cudaMemsetAsync(p.c, 0, (size_t)(p.m * p.n * DtypeNbytes(c_dtype)), Native(stream)));
+    if (adds || Workspace::Querying()) return;
+    Check(op, cudaMemsetAsync(p.c, 0, nbytes, Native(stream)));
     return;
   }
   WithHandle(op, p, stream, [&](Handle handle) {
-    const float one = 1.f, zero = 0.f;
+    const float one = 1.f, beta = adds ? 1.f : 0.f;
     const int64_t row_a = p.trans_a ? p.m : p.k, row_b = p.trans_b ? p.k : p.n;
     const int trans_a = Transposed(p.trans_a), trans_b = Transposed(p.trans_b);
     if (!p.IsNarrow())
       return Cublas().sgemm(handle, trans_b, trans_a, p.n, p.m, p.k, &one, p.b, row_b, p.a, row_a,
-                            &zero, p.c, p.n);
+                            &beta, p.c, p.n);
     const int type = DataType(p.dtype);
     return Cublas().gemm_ex(handle, trans_b, trans_a, p.n, p.m, p.k, &one, p.b, type, row_b, p.a,
-                            type, row_a, &zero, p.c, DataType(c_dtype), p.n, kCompute32F,
+                            type, row_a, &beta, p.c, DataType(c_dtype), p.n, kCompute32F,
                             kDefaultGemm);
   });
 }

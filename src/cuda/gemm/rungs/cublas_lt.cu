@@ -6,6 +6,7 @@
 
 #include "cuda/gemm/gemm.cuh"
 #include "cuda/runtime/dlopen.cuh"
+#include "operators/epilogue.h"
 
 namespace dlsys {
 namespace cuda {
@@ -103,10 +104,16 @@ uint32_t AlignmentOf(const void* p) {
   return (uint32_t)std::min<uintptr_t>(lowest ? lowest : 256, 256);
 }
 
-// As in cublas.cu: C^T = op(B)^T op(A)^T in column-major.
+// As in cublas.cu: C^T = op(B)^T op(A)^T in column-major; a side that is added is read from where
+// it is.
 class Call {
  public:
-  Call(const char* op, const Gemm& p) : op_(op), p_(p), handle_(op, p.ctx.device_id, MakeHandle) {}
+  Call(const char* op, const Gemm& p)
+      : op_(op),
+        p_(p),
+        adds_(AddsSide(p.epilogue.gradient)),
+        added_(adds_ ? p.epilogue.side : p.c),
+        handle_(op, p.ctx.device_id, MakeHandle) {}
   ~Call() {
     if (preference_) Lt().destroy_preference(preference_);
     for (void* matrix : {first_, second_, out_})
@@ -122,10 +129,10 @@ class Call {
     const Proposal proposal = Proposed(index);
     const Scratch workspace(p_.ctx, (int64_t)proposal.workspace_nbytes, stream);
     if (Workspace::Querying()) return;
-    const float one = 1.f, zero = 0.f;
-    Do(Lt().multiply(handle_.get(), product_, &one, p_.b, first_, p_.a, second_, &zero, p_.c, out_,
-                     p_.c, out_, &proposal.algorithm, workspace.data(), proposal.workspace_nbytes,
-                     Native(stream)));
+    const float one = 1.f, beta = adds_ ? 1.f : 0.f;
+    Do(Lt().multiply(handle_.get(), product_, &one, p_.b, first_, p_.a, second_, &beta, added_,
+                     out_, p_.c, out_, &proposal.algorithm, workspace.data(),
+                     proposal.workspace_nbytes, Native(stream)));
   }
 
  private:
@@ -147,7 +154,7 @@ class Call {
     Do(Lt().create_preference(&preference_));
     Do(Lt().set_preference(preference_, kWorkspace, &kMostWorkspace, sizeof kMostWorkspace));
     Do(Lt().set_preference(preference_, kReductions, &kFromWorkspace, sizeof kFromWorkspace));
-    const void* const arrays[] = {p_.b, p_.a, p_.c, p_.c};
+    const void* const arrays[] = {p_.b, p_.a, added_, p_.c};
     for (int k = 0; k < 4; k++) {
       const uint32_t alignment = AlignmentOf(arrays[k]);
       Do(Lt().set_preference(preference_, kAlignment + k, &alignment, sizeof alignment));
@@ -165,6 +172,8 @@ class Call {
 
   const char* op_;
   const Gemm& p_;
+  const bool adds_;
+  const float* const added_;
   BorrowedHandle<Handle> handle_;
   void *product_ = nullptr, *first_ = nullptr, *second_ = nullptr, *out_ = nullptr;
   void* preference_ = nullptr;

@@ -15,7 +15,7 @@ import numpy as np
 
 from dlsys import autodiff as ad
 from dlsys.dtypes import is_narrow
-from dlsys.fusion import cross_entropy, gemm_epilogue, linear_cross_entropy
+from dlsys.fusion import cross_entropy, gemm_epilogue, gemm_residual, linear_cross_entropy
 from dlsys.fusion.shared.body import ACTIVATIONS, GRADIENTS, close
 from dlsys.ops import activation, elementwise
 from dlsys.ops.leaf import constant_op
@@ -126,6 +126,16 @@ def matmul_gradient(a: Any, b: Any, side: Any, **attrs: Any) -> Any:
     return gemm_epilogue.matmul_gradient_op(a, b, side, body=close((a, b, side), (dx,)), **attrs)
 
 
+def matmul_add(a: Any, b: Any, *others: Any, **attrs: Any) -> Any:
+    *bias, residual = others
+    y = ad.matmul_op(a, b, **flags_of(attrs))
+    for other in others:
+        y = y + other
+    y = ad.relu_op(y) if attrs["activation"] else y
+    op = gemm_residual.matmul_bias_add_op if bias else gemm_residual.matmul_add_op
+    return op(a, b, *others, body=close((a, b, *others), (y,)), **attrs)
+
+
 def matmul_sums(a: Any, b: Any, part: int, of_A: bool, **flags: Any) -> Any:
     total = ad.sum_op(a if of_A else b, axis=0, dtype=np.float32)
     outputs = ad.matmul_op(a, b, **flags), total
@@ -222,6 +232,15 @@ def gradient_formula(a: Array, b: Array, side: Array, gradient: str, **flags: An
 
 def gradient_scale(a: Array, b: Array, side: Array, gradient: str, **flags: Any) -> Array:
     return 1.2 * matmul_scale(a, b, **flags)
+
+
+def residual_formula(a: Array, b: Array, *others: Array, activation: str, **flags: Any) -> Array:
+    return FORMULAS[activation](matmul_reference(a, b, **flags) + sum(others))
+
+
+def residual_scale(a: Array, b: Array, *others: Array, activation: str, **flags: Any) -> Array:
+    rounding = matmul_scale(a, b, **flags) + sum(map(np.abs, others))
+    return 1.2 * rounding + np.abs(residual_formula(a, b, *others, activation=activation, **flags))
 
 
 def sums_formula(a: Array, b: Array, part: int, of_A: bool, **flags: Any) -> Array:
@@ -328,6 +347,15 @@ def side_of(rows: int, columns: int) -> tuple:
     return (rows, columns)
 
 
+def residuals(*, bias: bool) -> list[Case]:
+    """Every size with every pair of flags, with relu and without."""
+    made = []
+    for one in (*products(side_of, activation=""), *products(side_of, activation="relu")):
+        a, b, side = one.shapes
+        made.append(Case((a, b, side[1:], side) if bias else one.shapes, one.attrs))
+    return made
+
+
 PARTS = tuple({"part": part, "mean": mean} for part in (0, 1) for mean in (True, False))
 SHAPES = ((4, 3), (7, 10), (0, 3), (2, 3, 5), (33, 17), (5, 129), (3, 700), (9000, 3))
 LOGITS = tuple(
@@ -386,6 +414,16 @@ FUSED = (
             *(quantized(*sizes) for sizes in ((17, 31, 24), (131, 67, 144), (0, 3, 8), (3, 0, 8))),
         ),
         scale=gradient_scale, ulps=8, differentiable=(), specials=False, build=matmul_gradient,
+    ),
+    Sample(
+        "matmul_add", gemm_residual.matmul_add_op, residual_formula,
+        tuple(residuals(bias=False)),
+        scale=residual_scale, ulps=4, differentiable=(), build=matmul_add,
+    ),
+    Sample(
+        "matmul_bias_add", gemm_residual.matmul_bias_add_op, residual_formula,
+        tuple(residuals(bias=True)),
+        scale=residual_scale, ulps=4, differentiable=(), build=matmul_add,
     ),
     Sample(
         "matmul_sums", gemm_epilogue.matmul_sums_op, sums_formula, tuple(summed()),
