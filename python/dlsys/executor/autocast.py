@@ -26,6 +26,7 @@ from ..graph.spec import FLOAT32, Spec
 from ..passes.pipeline import Options, Pass
 from ..passes.simplify import simplify
 from ..runtime.target import Target
+from .fp8 import in_fp8
 
 
 def autocast(fetches: Sequence[Node], target: Target) -> list[Node]:
@@ -235,7 +236,10 @@ def _held(spec: Any) -> Any:
 
 
 def _run(fetches: Sequence[Node], options: Options) -> list[Node]:
-    return autocast(fetches, options.target)
+    made = autocast(fetches, options.target)
+    return in_fp8(made) if options.precision == "fp8" else made
 
 
-AUTOCAST = Pass("autocast", _run, position=5, when=lambda options: options.precision == "bf16")
+AUTOCAST = Pass(
+    "autocast", _run, position=5, when=lambda options: options.precision in ("bf16", "fp8")
+)

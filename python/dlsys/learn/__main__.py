@@ -18,7 +18,7 @@ from . import conv, gemm
 from .chart import bars, picture
 from .gemm import Figures, limit_of
 
-_PRECISIONS = (*PRECISIONS, *gemm.NARROW)
+_PRECISIONS = (*PRECISIONS, *gemm.NARROW, "fp8")
 
 # What takes seconds: rows, columns and K of a product; a convolution's shape.
 _SIZES = {"numpy": 512, "cpu": 512, "gpu": 4096, "emulated": 96}
