@@ -16,10 +16,10 @@ from dlsys import gpu_op, ndarray, nn, optim
 from dlsys.dtypes import FLOAT16, FLOAT32, bfloat16, rounded
 from dlsys.errors import NotApplicableError
 from dlsys.executor.autocast import autocast
-from dlsys.executor.fp8 import in_fp8
 from dlsys.graph.node import Node
 from dlsys.ndarray import NDArray, launch
 from dlsys.ops.fp8 import E4M3, E5M2, UINT8, Format, codes_and_unit, filled, format_of
+from dlsys.ops.in_fp8 import in_fp8
 from dlsys.passes.simplify import simplify
 from dlsys.runtime.device import Context, cpu, gpu
 from support.devices import each_context, needs_torch, require

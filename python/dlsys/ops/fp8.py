@@ -4,7 +4,7 @@ Codes are those of Micikevicius et al., "FP8 Formats for Deep Learning" (2022): 
 exponent, 3 of mantissa, no infinities and 448 as its largest number; e5m2 has float16's range with
 2 bits of mantissa and 57344, for gradients. The scale makes an operand's largest magnitude the
 format's largest number, so that nothing is beyond it. Operands with an infinity or NaN have codes
-of NaN alone, and so has their product. `executor/fp8.py` puts these operators in a graph.
+of NaN alone, and so has their product. `in_fp8.py` puts these operators in a graph.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 // GEMM of floats of 8 bits by wgmma, for sm_90a: what hopper/fp8.cu does for cuda/gemm/fp8.cu.
-// Arrays are contiguous and row-major; C overlaps nothing.
+// Arrays are contiguous and row-major; C overlaps nothing. Large products are limited by the tensor
+// cores' power.
 #pragma once
 #include "cuda/reduce/reduce.cuh"
 #include "cuda/runtime/context.cuh"

@@ -1,10 +1,10 @@
-"""fp8: the policy `precision="fp8"`, which is bf16 with matrix products in floats of 8 bits.
+"""in_fp8: the policy `precision="fp8"`, which is bf16 with matrix products in floats of 8 bits.
 
-After `autocast` has made a graph one of bfloat16, each product of two matrices reads codes of its
-operands (ops/fp8.py): e4m3 of activations and weights, e5m2 of gradients, whose range is wider. A
-matrix is rounded once, whoever reads it, along the rows and the columns that its products want.
-Products of stacks of matrices, convolutions and attention stay as they are, and so does the last
-layer, whose result only losses read: its own product and those of its gradients.
+After `executor/autocast.py` has made a graph one of bfloat16, each product of two matrices reads
+codes of its operands (fp8.py): e4m3 of activations and weights, e5m2 of gradients, whose range is
+wider. A matrix is rounded once, whoever reads it, along the rows and the columns that its products
+want. Products of stacks of matrices, convolutions and attention stay as they are, and so does the
+last layer, whose result only losses read: its own product and those of its gradients.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from ..graph.lines import attributed_to
 from ..graph.node import Node, find_topo_sort, output_op
-from ..ops.fp8 import fp8_matmul_op, quantize_op_of
-from ..ops.matmul import matmul_op
+from .fp8 import fp8_matmul_op, quantize_op_of
+from .matmul import matmul_op
 
 
 def in_fp8(fetches: Sequence[Node]) -> list[Node]:
