@@ -70,14 +70,15 @@ class Formats(unittest.TestCase):
 
 def bound(a: np.ndarray, b: np.ndarray, wide: tuple[bool, bool] = (False, False)) -> np.ndarray:
     """What |C - A B| may be: of the rounding of each operand, half of its last place or of the
-    smallest number's, and 2^-12 of the terms, as tensor cores add. Measured: 0.19 of it at most.
+    smallest number's, and 2^-9 of the terms, as tensor cores add: where all are positive they lose
+    0.0017 of 128 terms. Measured: 0.19 of the bound at most.
     """
     x, y = abs(a.astype(np.float64)), abs(b.astype(np.float64))
     (dx, dy) = (
         np.maximum(v * 2.0 ** -(1 + f.mantissa), v.max(initial=0) / f.largest * _half(f))
         for v, f in zip((x, y), map(format_of, wide))
     )
-    return x @ dy + dx @ y + dx @ dy + 2.0**-12 * (x + dx) @ (y + dy)
+    return x @ dy + dx @ y + dx @ dy + 2.0**-9 * (x + dx) @ (y + dy)
 
 
 def _half(one: Format) -> float:

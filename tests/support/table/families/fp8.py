@@ -107,7 +107,8 @@ FP8 = (
             (fp8.fp8_rows_op, rows), (fp8.fp8_columns_op, columns), (fp8.fp8_both_op, rows),
         )
     ),
-    # Tensor cores add with some 14 bits: by 1,730 ulp of the terms on an H200, all others by 3.
+    # Tensor cores add with some 14 bits, and cut: 13,800 ulp of 128 terms that are all positive on
+    # an H200, 2,100 of normal ones. Elsewhere it is 3.
     Sample(
         "fp8_matmul", fp8.fp8_matmul_op, product,
         (
@@ -115,7 +116,7 @@ FP8 = (
             multiplied(65, 40, 144, wide_A=True), multiplied(200, 300, 640), multiplied(0, 4, 16),
             multiplied(16, 16, 32, wide_A=True, wide_B=True),
         ),
-        scale=lambda *arrays, **attrs: product(*arrays, **attrs, of=np.abs), ulps=4000,
+        scale=lambda *arrays, **attrs: product(*arrays, **attrs, of=np.abs), ulps=20_000,
         refusals=(
             refuse("expected codes", (2, 16), (1,), (3, 32), (1,),
                    dtypes=("uint8", "float32", "uint8", "float32")),
