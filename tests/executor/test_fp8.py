@@ -71,7 +71,7 @@ class Formats(unittest.TestCase):
 def bound(a: np.ndarray, b: np.ndarray, wide: tuple[bool, bool] = (False, False)) -> np.ndarray:
     """What |C - A B| may be: of the rounding of each operand, half of its last place or of the
     smallest number's, and 2^-9 of the terms, as tensor cores add: where all are positive they lose
-    0.0017 of 128 terms. Measured: 0.19 of the bound at most.
+    0.0017 of 128 terms. Measured: 0.33 of the bound at most.
     """
     x, y = abs(a.astype(np.float64)), abs(b.astype(np.float64))
     (dx, dy) = (
@@ -255,15 +255,15 @@ class Policy(unittest.TestCase):
                 self.assertGreater(abs(got - exact).max(), 2.0**-7 * abs(exact).max())
 
     def test_a_network_trains_as_in_float32(self) -> None:
-        """Sixty steps of 48 points. Measured: losses within 8 % of float32's, as many right answers
-        but for 0.2 %.
+        """Sixty steps of 48 points. Measured with three seeds: losses within 4 % of float32's, and
+        0.7 % of the answers.
         """
         loss, right = Network().trained(None, "fp32", 60)
         self.assertGreater(right, 0.95)
         for ctx in each_context():
             narrow, found = Network().trained(ctx, "fp8", 60)
             self.assertNotEqual(narrow, loss)
-            self.assertLess(abs(narrow / loss - 1), 0.25, ctx)
+            self.assertLess(abs(narrow / loss - 1), 0.1, ctx)
             self.assertLess(abs(found - right), 0.02, ctx)
 
 
