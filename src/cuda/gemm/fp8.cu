@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t column_tiles = CeilDiv(max(columns, (int64_t)1), kTileColumns);
   const int64_t tiles = CeilDiv(max(rows, (int64_t)1), kTileRows) * column_tiles;
   const int own_column = threadIdx.x % 8 * kOfThread, own_word = threadIdx.x / 8;
-  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+  // What was read last for the largest magnitude may be in the L2 cache yet.
+  for (int64_t t = tiles - 1 - blockIdx.x; t >= 0; t -= gridDim.x) {
     const int64_t row0 = t / column_tiles * kTileRows, column0 = t % column_tiles * kTileColumns;
     const int64_t column = column0 + own_column;
     uint32_t codes[4][2];  // of four rows
@@ -185,7 +186,7 @@ void Quantize(const char* op, const DLArray* x, int64_t wide, DLArray* of_rows, 
   const E* const data = In<E>(op, x);
   const int multiprocessors = Multiprocessors(x->ctx.device_id);
   const unsigned readers =
-      (unsigned)std::clamp<int64_t>(CeilDiv(numel, kThreads * kOfThread), 1, 4 * multiprocessors);
+      (unsigned)std::clamp<int64_t>(CeilDiv(numel, kThreads * kOfThread), 1, kBlocksOfEach * multiprocessors);
   const Scratch largest(x->ctx, readers * (int64_t)sizeof(uint32_t), stream);
   const bool aligned = Aligned16(data);
   LaunchClusters(op, LargestKernel<E>, readers, 1, kThreads, 0, true, stream, data, numel, aligned,
