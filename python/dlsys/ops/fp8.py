@@ -137,7 +137,7 @@ class Fp8MatMulOp(Op):
     name = kernel = "fp8_matmul"
     vocabulary = False
     any_dtype = (0, 2)
-    tolerance = 1e-4
+    tolerance = 2e-3  # tensor cores add with some 14 bits
     signature = Signature(
         "A", "unit_A", "B", "unit_B",
         wide_A=Bool(False), wide_B=Bool(False), dtype=DType(FLOAT32),

@@ -185,8 +185,8 @@ void Quantize(const char* op, const DLArray* x, int64_t wide, DLArray* of_rows, 
   uint8_t* const column_codes = Codes(op, of_columns, columns, rows);
   const E* const data = In<E>(op, x);
   const int multiprocessors = Multiprocessors(x->ctx.device_id);
-  const unsigned readers =
-      (unsigned)std::clamp<int64_t>(CeilDiv(numel, kThreads * kOfThread), 1, kBlocksOfEach * multiprocessors);
+  const unsigned readers = (unsigned)std::clamp<int64_t>(CeilDiv(numel, kThreads * kOfThread), 1,
+                                                         kBlocksOfEach * multiprocessors);
   const Scratch largest(x->ctx, readers * (int64_t)sizeof(uint32_t), stream);
   const bool aligned = Aligned16(data);
   LaunchClusters(op, LargestKernel<E>, readers, 1, kThreads, 0, true, stream, data, numel, aligned,
@@ -226,6 +226,9 @@ void Fp8Matmul(const DLArray* a, const DLArray* unit_a, const DLArray* b, const 
       c->shape[1] != b->shape[0])
     Fail("%s: codes %s and %s do not fit into %s", op, ShapeText(a).c_str(), ShapeText(b).c_str(),
          ShapeText(c).c_str());
+  constexpr int64_t kMost = int64_t(1) << 30;
+  if (std::max({a->shape[0], a->shape[1], b->shape[0]}) > kMost)
+    Fail("%s: it takes at most 2^30 rows and columns", op);
   if (Numel(c) == 0) return;
   Output to((float*)c->data);
   to.dtype = c->dtype;

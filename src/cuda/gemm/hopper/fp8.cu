@@ -41,7 +41,8 @@ struct Fp8Params {
   const float *unit_a, *unit_b;
   Output c;
   float* parts;  // (splits, m, n) where tiles are cut along K
-  int m, n, panels, row_tiles, col_tiles, splits;
+  int m, n;
+  int panels, row_tiles, col_tiles, splits;
   bool aligned;  // eight elements of C, or two of float32, are one access
 };
 
@@ -256,19 +257,11 @@ void LaunchFp8(const char* op, const Fp8Gemm& gemm, Fp8Params p, DLStream stream
 }  // namespace
 
 void RunFp8Gemm(const char* op, const Fp8Gemm& gemm, DLStream stream) {
-  Fp8Plan plan = PlanOf(gemm, Multiprocessors(gemm.ctx.device_id));
-  if (getenv("DLSYS_FP8_WIDE")) plan.wide = atoi(getenv("DLSYS_FP8_WIDE"));
-  if (getenv("DLSYS_FP8_SPLITS")) plan.splits = atoi(getenv("DLSYS_FP8_SPLITS"));
-  Fp8Params p = {gemm.a.unit,
-                 gemm.b.unit,
-                 gemm.c,
-                 nullptr,
-                 (int)gemm.m,
-                 (int)gemm.n,
-                 (int)CeilDiv(gemm.k, kPanelK),
-                 (int)CeilDiv(gemm.m, kTileM),
-                 0,
-                 plan.splits};
+  const Fp8Plan plan = PlanOf(gemm, Multiprocessors(gemm.ctx.device_id));
+  Fp8Params p = {gemm.a.unit, gemm.b.unit, gemm.c, nullptr, (int)gemm.m, (int)gemm.n,
+                 0,           0,           0,      1,       false};
+  p.panels = (int)CeilDiv(gemm.k, kPanelK), p.row_tiles = (int)CeilDiv(gemm.m, kTileM);
+  p.splits = plan.splits;
   std::optional<Scratch> parts;
   if (plan.splits > 1) {
     parts.emplace(gemm.ctx, plan.splits * gemm.m * gemm.n * (int64_t)sizeof(float), stream);
