@@ -1,6 +1,7 @@
-// GEMM of floats of 8 bits by wgmma and TMA: C = unit_a unit_b A Bᵀ, A (m, k) and B (n, k) codes of
-// e4m3 or e5m2, C of a storage type. A producer thread copies panels into a ring of stages, and two
-// consumer warpgroups have 64 rows each of a tile of 128 x 192 or 128 x 256. Blocks are persistent.
+// GEMM of floats of 8 bits by wgmma and TMA: C = unit_a unit_b A Bᵀ + bias, A (m, k) and B (n, k)
+// codes of e4m3 or e5m2, C of a storage type. A producer thread copies panels into a ring of
+// stages, and two consumer warpgroups have 64 rows each of a tile of 128 x 192 or 128 x 256. Blocks
+// are persistent.
 //
 // Tensor cores add such products with some 14 bits (DeepSeek-V3, arXiv:2412.19437, section 3.3). So
 // each panel of 128 of K is summed from zero, and then added in float32 while the other warpgroup
@@ -39,6 +40,7 @@ using Tile256 = Fp8Tiling<2, 128, 4>;
 
 struct Fp8Params {
   const float *unit_a, *unit_b;
+  const void* bias;  // of C's type, or null
   Output c;
   float* parts;  // (splits, m, n) where tiles are cut along K
   int m, n;
@@ -72,10 +74,11 @@ __device__ __forceinline__ void ExchangeWords(uint32_t (&w)[4]) {
   (upper ? w[0] : w[2]) = c, (upper ? w[1] : w[3]) = d;
 }
 
-// Stores 64 rows of C, of the accumulators of a warpgroup, times `unit`.
+// Stores 64 rows of C, of the accumulators of a warpgroup, times `unit` and with the bias.
 template <class R, int kBlocks>
-__device__ __forceinline__ void StoreRows(const Fp8Params& p, R* c, const float (&d)[kBlocks][4],
-                                          float unit, int row0, int col0) {
+__device__ __forceinline__ void StoreRows(const Fp8Params& p, R* c, const R* bias,
+                                          const float (&d)[kBlocks][4], float unit, int row0,
+                                          int col0) {
   const int t = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -83,7 +86,10 @@ __device__ __forceinline__ void StoreRows(const Fp8Params& p, R* c, const float 
     R* const to = c + (int64_t)row * p.n;
 #pragma unroll
     for (int j = 0; j < kBlocks; j += 4) {
-      const auto value = [&](int i, int e) { return unit * d[j + i][half * 2 + e]; };
+      const auto value = [&](int i, int e) {
+        const int col = col0 + (j + i) * 8 + t * 2 + e;
+        return fmaf(unit, d[j + i][half * 2 + e], bias && col < p.n ? (float)bias[col] : 0.f);
+      };
       if constexpr (sizeof(R) == 2) {
         if (p.aligned) {
           uint32_t w[4];
@@ -160,7 +166,8 @@ __device__ __forceinline__ void ConsumeFp8(const Fp8Params& p, uint32_t memory, 
 #pragma unroll
     for (int part = 0; part < T::kParts; part++) {
       const auto store = [&](auto* c) {
-        StoreRows(p, c, sums[part], unit, tile.row + first_row, tile.col + part * T::kPartN);
+        StoreRows(p, c, p.splits > 1 ? nullptr : (decltype(c))p.bias, sums[part], unit,
+                  tile.row + first_row, tile.col + part * T::kPartN);
       };
       if (p.splits > 1)
         store(p.parts + (int64_t)tile.split * p.m * p.n);
@@ -205,14 +212,16 @@ __global__ __launch_bounds__(kFp8Threads,
 #endif
 }
 
-// C of parts (splits, m n), in their order.
-__global__ void AddPartsKernel(const float* parts, int splits, int64_t numel, const float* unit_a,
-                               const float* unit_b, Output c) {
-  const float unit = *unit_a * *unit_b;
+// C of its parts, in their order.
+template <class R>
+__global__ void AddPartsKernel(const Fp8Params p) {
+  const float unit = *p.unit_a * *p.unit_b;
+  const int64_t numel = (int64_t)p.m * p.n;
   for (int64_t i = FirstItem(); i < numel; i += ItemStep()) {
-    float sum = parts[i];
-    for (int split = 1; split < splits; split++) sum += parts[split * numel + i];
-    c.Store(i, unit * sum);
+    float sum = p.parts[i];
+    for (int split = 1; split < p.splits; split++) sum += p.parts[split * numel + i];
+    const float bias = p.bias ? (float)((const R*)p.bias)[i % p.n] : 0.f;
+    ((R*)p.c.data)[i] = R(fmaf(unit, sum, bias));
   }
 }
 
@@ -258,8 +267,8 @@ void LaunchFp8(const char* op, const Fp8Gemm& gemm, Fp8Params p, DLStream stream
 
 void RunFp8Gemm(const char* op, const Fp8Gemm& gemm, DLStream stream) {
   const Fp8Plan plan = PlanOf(gemm, Multiprocessors(gemm.ctx.device_id));
-  Fp8Params p = {gemm.a.unit, gemm.b.unit, gemm.c, nullptr, (int)gemm.m, (int)gemm.n,
-                 0,           0,           0,      1,       false};
+  Fp8Params p = {gemm.a.unit, gemm.b.unit, gemm.bias, gemm.c, nullptr, (int)gemm.m,
+                 (int)gemm.n, 0,           0,         0,      1,       false};
   p.panels = (int)CeilDiv(gemm.k, kPanelK), p.row_tiles = (int)CeilDiv(gemm.m, kTileM);
   p.splits = plan.splits;
   std::optional<Scratch> parts;
@@ -280,8 +289,11 @@ void RunFp8Gemm(const char* op, const Fp8Gemm& gemm, DLStream stream) {
   else
     gemm.b.wide ? launch(e4m3(), e5m2()) : launch(e4m3(), e4m3());
   if (plan.splits > 1)
-    Launch(op, AddPartsKernel, Blocks(gemm.m * gemm.n), kThreads, 0, stream, p.parts, p.splits,
-           gemm.m * gemm.n, p.unit_a, p.unit_b, p.c);
+    Launch(op,
+           gemm.c.dtype == DL_FLOAT32    ? AddPartsKernel<float>
+           : gemm.c.dtype == DL_BFLOAT16 ? AddPartsKernel<bfloat16>
+                                         : AddPartsKernel<float16>,
+           Blocks(gemm.m * gemm.n), kThreads, 0, stream, p);
 }
 
 }  // namespace hopper
