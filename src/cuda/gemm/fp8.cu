@@ -26,18 +26,22 @@ constexpr uint32_t kInfinity = 0x7F800000u;
 
 int64_t PitchOf(int64_t k) { return CeilDiv(std::max<int64_t>(k, 1), 16) * 16; }
 
+// Elements of a row, zeros behind those that there are.
 template <class E>
-__device__ __forceinline__ void Load8(const E* x, int64_t valid, bool aligned, float (&v)[8]) {
-  if (aligned && valid >= 8) {
-    alignas(16) E elements[8];
+struct alignas(16) Eight {
+  E x[kOfThread];
+};
+template <class E>
+__device__ __forceinline__ Eight<E> LoadEight(const E* x, int64_t valid, bool aligned) {
+  Eight<E> v;
+  if (aligned && valid >= kOfThread) {
 #pragma unroll
-    for (int k = 0; k < (int)sizeof(E) / 2; k++) ((int4*)elements)[k] = ((const int4*)x)[k];
-#pragma unroll
-    for (int k = 0; k < 8; k++) v[k] = (float)elements[k];
+    for (int k = 0; k < (int)sizeof(E) / 2; k++) ((int4*)v.x)[k] = ((const int4*)x)[k];
   } else {
 #pragma unroll
-    for (int k = 0; k < 8; k++) v[k] = k < valid ? (float)x[k] : 0.f;
+    for (int k = 0; k < kOfThread; k++) v.x[k] = k < valid ? x[k] : E(0.f);
   }
+  return v;
 }
 
 // The largest of all threads of a block; NaN is above infinity, and that above all numbers.
@@ -61,15 +65,15 @@ __global__ void __launch_bounds__(kThreads)
   GridDependencySynchronize();
   uint32_t most = 0;
   for (int64_t i = FirstItem(); i * kOfThread < numel; i += kAtOnce * ItemStep()) {
-    float v[kAtOnce][kOfThread];
+    Eight<E> v[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; u++) {
       const int64_t at = (i + u * ItemStep()) * kOfThread;
-      Load8(x + at, numel - at, aligned, v[u]);
+      v[u] = LoadEight(x + at, numel - at, aligned);
     }
 #pragma unroll
     for (int k = 0; k < kAtOnce * kOfThread; k++)
-      most = max(most, __float_as_uint(v[k / kOfThread][k % kOfThread]) & 0x7FFFFFFFu);
+      most = max(most, __float_as_uint((float)v[k / kOfThread].x[k % kOfThread]) & 0x7FFFFFFFu);
   }
   TriggerProgrammaticLaunch();
   most = LargestOfBlock(most);
@@ -91,7 +95,7 @@ __device__ __forceinline__ Fp8Scale ScaleOf(uint32_t largest) {
 
 // Codes of x (rows, columns), by `count` largest magnitudes, and of its transpose, where wanted.
 template <class F, class E>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksOfEach)
     QuantizeKernel(const E* x, int64_t rows, int64_t columns, bool aligned, const uint32_t* largest,
                    int count, uint8_t* of_rows, int64_t rows_pitch, uint8_t* of_columns,
                    int64_t columns_pitch, float* unit) {
@@ -105,26 +109,35 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t column_tiles = CeilDiv(max(columns, (int64_t)1), kTileColumns);
   const int64_t tiles = CeilDiv(max(rows, (int64_t)1), kTileRows) * column_tiles;
   const int own_column = threadIdx.x % 8 * kOfThread, own_word = threadIdx.x / 8;
+  Eight<E> v[4];  // of four rows
+  const auto load = [&](int64_t t) {
+    const int64_t row = t / column_tiles * kTileRows + own_word * 4;
+    const int64_t column = t % column_tiles * kTileColumns + own_column;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      v[i] = LoadEight(x + (row + i) * columns + column, row + i < rows ? columns - column : 0,
+                       aligned);
+  };
   // What was read last for the largest magnitude may be in the L2 cache yet.
-  for (int64_t t = tiles - 1 - blockIdx.x; t >= 0; t -= gridDim.x) {
+  int64_t t = tiles - 1 - blockIdx.x;
+  if (t >= 0) load(t);
+  for (; t >= 0; t -= gridDim.x) {
     const int64_t row0 = t / column_tiles * kTileRows, column0 = t % column_tiles * kTileColumns;
     const int64_t column = column0 + own_column;
-    uint32_t codes[4][2];  // of four rows
-    float v[4][kOfThread];
+    uint32_t codes[4][2];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int64_t row = row0 + own_word * 4 + i;
-      Load8(x + row * columns + column, row < rows ? columns - column : 0, aligned, v[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int64_t row = row0 + own_word * 4 + i;
 #pragma unroll
       for (int k = 0; k < 2; k++) {
-        const float* const f = &v[i][k * 4];
-        codes[i][k] = hopper::Packed8Bit<F>(f[0] * by.scale, f[1] * by.scale) |
-                      hopper::Packed8Bit<F>(f[2] * by.scale, f[3] * by.scale) << 16;
+        const auto scaled = [&](int e) { return (float)v[i].x[k * 4 + e] * by.scale; };
+        codes[i][k] = hopper::Packed8Bit<F>(scaled(0), scaled(1)) |
+                      hopper::Packed8Bit<F>(scaled(2), scaled(3)) << 16;
       }
+    }
+    if (t >= gridDim.x) load(t - gridDim.x);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int64_t row = row0 + own_word * 4 + i;
       if (of_rows && row < rows && column < rows_pitch)
         *(uint64_t*)(of_rows + row * rows_pitch + column) = codes[i][0] | (uint64_t)codes[i][1]
                                                                               << 32;
