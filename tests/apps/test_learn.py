@@ -118,6 +118,16 @@ class Learn(unittest.TestCase):
                 self.assertTrue(0 < one.error <= most, one)
 
     @require(gpu(0))
+    def test_a_product_of_8_bits_has_two_figures(self) -> None:
+        """With the rounding of its operands, which is off by up to 2^-4 of each, and of codes."""
+        for flags in ((False, False), (True, False), (False, True)):
+            both, codes = climb(gpu(0), Shape(40, 24, 72, *flags), ("fp8",))
+            self.assertEqual((both.algorithm, codes.algorithm), ("hopper", "hopper codes"))
+            self.assertEqual(both.error, codes.error)
+            self.assertTrue(2**16 < both.error < 2**21, both)
+        self.assertEqual(list(climb(cpu(0), Shape(40, 24, 72), ("fp8",))), [])
+
+    @require(gpu(0))
     def test_what_multiplies_in_float32_is_measured_once(self) -> None:
         """Where that is asked: its figures at the other precisions would be those at fp32."""
         precisions = ("fp32", "3xtf32", "tf32", "bf16")
