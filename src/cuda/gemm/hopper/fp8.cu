@@ -74,21 +74,33 @@ __device__ __forceinline__ void ExchangeWords(uint32_t (&w)[4]) {
   (upper ? w[0] : w[2]) = c, (upper ? w[1] : w[3]) = d;
 }
 
-// Stores 64 rows of C, of the accumulators of a warpgroup, times `unit` and with the bias.
-template <class R, int kBlocks>
-__device__ __forceinline__ void StoreRows(const Fp8Params& p, R* c, const R* bias,
-                                          const float (&d)[kBlocks][4], float unit, int row0,
-                                          int col0) {
-  const int t = threadIdx.x % 4;
+// Stores 64 rows of C, of the accumulators of a warpgroup, times `unit` and plus the bias, if any.
+template <bool kBias, class R, int kBlocks>
+__device__ __forceinline__ void StoreRows(const Fp8Params& p, R* c, const float (&d)[kBlocks][4],
+                                          float unit, int row0, int col0) {
+  using Pair = std::conditional_t<sizeof(R) == 2, uint32_t, float2>;
+  const int t = threadIdx.x % 4, row1 = row0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int row = row0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
-    R* const to = c + (int64_t)row * p.n;
+  for (int j = 0; j < kBlocks; j += 4) {
+    alignas(8) R bias[4][2];
 #pragma unroll
-    for (int j = 0; j < kBlocks; j += 4) {
+    for (int i = 0; kBias && i < 4; i++) {
+      const int col = col0 + (j + i) * 8 + t * 2;
+      const R* const from = (const R*)p.bias + col;
+      if (p.aligned) {
+        if (col < p.n) *(Pair*)bias[i] = *(const Pair*)from;
+      } else {
+        if (col < p.n) bias[i][0] = from[0];
+        if (col + 1 < p.n) bias[i][1] = from[1];
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int row = row1 + half * 8;
+      R* const to = c + (int64_t)row * p.n;
       const auto value = [&](int i, int e) {
-        const int col = col0 + (j + i) * 8 + t * 2 + e;
-        return fmaf(unit, d[j + i][half * 2 + e], bias && col < p.n ? (float)bias[col] : 0.f);
+        const float x = d[j + i][half * 2 + e];
+        return kBias ? fmaf(unit, x, (float)bias[i][e]) : unit * x;
       };
       if constexpr (sizeof(R) == 2) {
         if (p.aligned) {
@@ -166,8 +178,11 @@ __device__ __forceinline__ void ConsumeFp8(const Fp8Params& p, uint32_t memory, 
 #pragma unroll
     for (int part = 0; part < T::kParts; part++) {
       const auto store = [&](auto* c) {
-        StoreRows(p, c, p.splits > 1 ? nullptr : (decltype(c))p.bias, sums[part], unit,
-                  tile.row + first_row, tile.col + part * T::kPartN);
+        const int row = tile.row + first_row, col = tile.col + part * T::kPartN;
+        if (p.bias && p.splits == 1)
+          StoreRows<true>(p, c, sums[part], unit, row, col);
+        else
+          StoreRows<false>(p, c, sums[part], unit, row, col);
       };
       if (p.splits > 1)
         store(p.parts + (int64_t)tile.split * p.m * p.n);
@@ -277,7 +292,8 @@ void RunFp8Gemm(const char* op, const Fp8Gemm& gemm, DLStream stream) {
     p.parts = parts->floats();
   }
   const int64_t in_access = gemm.c.dtype == DL_FLOAT32 || p.parts ? 2 : 8;
-  p.aligned = gemm.n % in_access == 0 && (p.parts || Aligned16(gemm.c.data));
+  p.aligned =
+      gemm.n % in_access == 0 && (p.parts || (Aligned16(gemm.c.data) && Aligned16(gemm.bias)));
   const auto launch = [&](auto a, auto b) {
     using A = decltype(a);
     using B = decltype(b);
