@@ -130,33 +130,31 @@ class Fp8QuantizeOp(Op):
 
 
 class Fp8MatMulOp(Op):
-    """A Bᵀ of codes (m, k) and (n, k) and their units, plus a bias (n,) where it has one, in
-    float32, rounded to `dtype`. `wide_A` and `wide_B`: these are of e5m2 instead of e4m3.
+    """A Bᵀ of codes (m, k) and (n, k) and their units, in float32, rounded to `dtype`. `wide_A` and
+    `wide_B`: these are of e5m2 instead of e4m3.
     """
 
+    name = kernel = "fp8_matmul"
     vocabulary = False
     any_dtype = (0, 2)
     tolerance = 2e-3  # tensor cores add with some 14 bits
-
-    def __init__(self, *bias: str) -> None:
-        self.name = self.kernel = "_".join(("fp8_matmul", *bias))
-        self.signature = Signature(
-            "A", "unit_A", "B", "unit_B", *bias,
-            wide_A=Bool(False), wide_B=Bool(False), dtype=DType(FLOAT32),
-        )  # fmt: skip
+    signature = Signature(
+        "A", "unit_A", "B", "unit_B",
+        wide_A=Bool(False), wide_B=Bool(False), dtype=DType(FLOAT32),
+    )  # fmt: skip
 
     def infer(self, node: Node, *specs: Spec) -> Spec:
-        a, _, b, _ = specs[:4]
+        a, _, b, _ = specs
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[1]:
             raise node.error(f"expected codes (m, k) and (n, k), got {describe(node, specs)}")
         return Spec((a.shape[0], b.shape[0]), node.attrs["dtype"])
 
     def numpy(self, node: Node, *arrays: np.ndarray) -> None:
-        a, unit_a, b, unit_b, *bias, out = arrays
+        a, unit_a, b, unit_b, out = arrays
         left = format_of(node.attrs["wide_A"]).decode(a)
         right = format_of(node.attrs["wide_B"]).decode(b)
-        y = np.matmul(left, right.T) * (unit_a * unit_b)
-        out[...] = rounded(sum(bias, y), node.attrs["dtype"])
+        sums = np.matmul(left, right.T)
+        out[...] = rounded(sums * (unit_a * unit_b), node.attrs["dtype"])
 
     def scalars(self, node: Node) -> tuple[int, int]:
         return int(node.attrs["wide_A"]), int(node.attrs["wide_B"])
@@ -168,7 +166,7 @@ class Fp8MatMulOp(Op):
 fp8_rows_op = Fp8QuantizeOp(True, False)
 fp8_columns_op = Fp8QuantizeOp(False, True)
 fp8_both_op = Fp8QuantizeOp(True, True)
-fp8_matmul_op, fp8_matmul_bias_op = Fp8MatMulOp(), Fp8MatMulOp("bias")
+fp8_matmul_op = Fp8MatMulOp()
 
 
 def quantize_op_of(wanted: Sequence[bool]) -> Fp8QuantizeOp:

@@ -228,30 +228,26 @@ void QuantizeBoth(const DLArray* x, int64_t wide, DLArray* rows, DLArray* column
   Quantize<E>("fp8_both", x, wide, rows, columns, unit, stream);
 }
 
-// c (m, n) = a (m, k) bᵀ (n, k) + bias (n), of codes and their units; `wide` says which are e5m2.
-void Multiply(const char* op, const DLArray* a, const DLArray* unit_a, const DLArray* b,
-              const DLArray* unit_b, const DLArray* bias, int64_t wide_a, int64_t wide_b,
-              DLArray* c, DLStream stream) {
-  Enter(op, c, a, unit_a, b, unit_b, bias ? bias : c);
+// c (m, n) = a (m, k) bᵀ (n, k), of codes and their units; `wide` says which are e5m2.
+void Fp8Matmul(const DLArray* a, const DLArray* unit_a, const DLArray* b, const DLArray* unit_b,
+               int64_t wide_a, int64_t wide_b, DLArray* c, DLStream stream) {
+  const char* op = "fp8_matmul";
+  constexpr int64_t kMost = int64_t(1) << 30;
+  Enter(op, c, a, unit_a, b, unit_b);
   CheckDevice(op, c);
   const bool matrices = a->ndim == 2 && b->ndim == 2 && c->ndim == 2;
   if (!matrices || a->shape[1] != b->shape[1] || a->shape[1] % 16 || c->shape[0] != a->shape[0] ||
       c->shape[1] != b->shape[0])
     Fail("%s: codes %s and %s do not fit into %s", op, ShapeText(a).c_str(), ShapeText(b).c_str(),
          ShapeText(c).c_str());
-  constexpr int64_t kMost = int64_t(1) << 30;
   if (std::max({a->shape[0], a->shape[1], b->shape[0]}) > kMost)
     Fail("%s: it takes at most 2^30 rows and columns", op);
-  if (bias && (bias->dtype != c->dtype || Numel(bias) != c->shape[1]))
-    Fail("%s: expected a bias of %ld elements in %s, got %s in %s", op, (long)c->shape[1],
-         DtypeText(c->dtype), ShapeText(bias).c_str(), DtypeText(bias->dtype));
   if (Numel(c) == 0) return;
   Output to((float*)c->data);
   to.dtype = c->dtype;
   hopper::RunFp8Gemm(op,
                      {{In<uint8_t>(op, a), In(op, unit_a), wide_a != 0},
                       {In<uint8_t>(op, b), In(op, unit_b), wide_b != 0},
-                      bias ? bias->data : nullptr,
                       to,
                       c->shape[0],
                       c->shape[1],
@@ -260,21 +256,10 @@ void Multiply(const char* op, const DLArray* a, const DLArray* unit_a, const DLA
                      stream);
 }
 
-void Fp8Matmul(const DLArray* a, const DLArray* unit_a, const DLArray* b, const DLArray* unit_b,
-               int64_t wide_a, int64_t wide_b, DLArray* c, DLStream stream) {
-  Multiply("fp8_matmul", a, unit_a, b, unit_b, nullptr, wide_a, wide_b, c, stream);
-}
-void Fp8MatmulBias(const DLArray* a, const DLArray* unit_a, const DLArray* b, const DLArray* unit_b,
-                   const DLArray* bias, int64_t wide_a, int64_t wide_b, DLArray* c,
-                   DLStream stream) {
-  Multiply("fp8_matmul_bias", a, unit_a, b, unit_b, bias, wide_a, wide_b, c, stream);
-}
-
 DLSYS_KERNEL_TYPED(cuda, fp8_rows, QuantizeRows);
 DLSYS_KERNEL_TYPED(cuda, fp8_columns, QuantizeColumns);
 DLSYS_KERNEL_TYPED(cuda, fp8_both, QuantizeBoth);
 DLSYS_KERNEL_ANY(cuda, fp8_matmul, Fp8Matmul);
-DLSYS_KERNEL_ANY(cuda, fp8_matmul_bias, Fp8MatmulBias);
 
 }  // namespace
 }  // namespace cuda

@@ -1,7 +1,6 @@
-// GEMM of floats of 8 bits by wgmma and TMA: C = unit_a unit_b A Bᵀ + bias, A (m, k) and B (n, k)
-// codes of e4m3 or e5m2, C of a storage type. A producer thread copies panels into a ring of
-// stages, and two consumer warpgroups have 64 rows each of a tile of 128 x 192 or 128 x 256. Blocks
-// are persistent.
+// GEMM of floats of 8 bits by wgmma and TMA: C = unit_a unit_b A Bᵀ, A (m, k) and B (n, k) codes of
+// e4m3 or e5m2, C of a storage type. A producer thread copies panels into a ring of stages, and two
+// consumer warpgroups have 64 rows each of a tile of 128 x 192 or 128 x 256. Blocks are persistent.
 //
 // Tensor cores add such products with some 14 bits (DeepSeek-V3, arXiv:2412.19437, section 3.3). So
 // each panel of 128 of K is summed from zero, and then added in float32 while the other warpgroup
@@ -40,7 +39,6 @@ using Tile256 = Fp8Tiling<2, 128, 4>;
 
 struct Fp8Params {
   const float *unit_a, *unit_b;
-  const void* bias;  // of C's type, or null
   Output c;
   float* parts;  // (splits, m, n) where tiles are cut along K
   int m, n;
@@ -74,34 +72,18 @@ __device__ __forceinline__ void ExchangeWords(uint32_t (&w)[4]) {
   (upper ? w[0] : w[2]) = c, (upper ? w[1] : w[3]) = d;
 }
 
-// Stores 64 rows of C, of the accumulators of a warpgroup, times `unit` and plus the bias, if any.
-template <bool kBias, class R, int kBlocks>
+// Stores 64 rows of C, of the accumulators of a warpgroup, times `unit`.
+template <class R, int kBlocks>
 __device__ __forceinline__ void StoreRows(const Fp8Params& p, R* c, const float (&d)[kBlocks][4],
                                           float unit, int row0, int col0) {
-  using Pair = std::conditional_t<sizeof(R) == 2, uint32_t, float2>;
-  const int t = threadIdx.x % 4, row1 = row0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  const int t = threadIdx.x % 4;
 #pragma unroll
-  for (int j = 0; j < kBlocks; j += 4) {
-    alignas(8) R bias[4][2];
+  for (int half = 0; half < 2; half++) {
+    const int row = row0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
+    R* const to = c + (int64_t)row * p.n;
 #pragma unroll
-    for (int i = 0; kBias && i < 4; i++) {
-      const int col = col0 + (j + i) * 8 + t * 2;
-      const R* const from = (const R*)p.bias + col;
-      if (p.aligned) {
-        if (col < p.n) *(Pair*)bias[i] = *(const Pair*)from;
-      } else {
-        if (col < p.n) bias[i][0] = from[0];
-        if (col + 1 < p.n) bias[i][1] = from[1];
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const int row = row1 + half * 8;
-      R* const to = c + (int64_t)row * p.n;
-      const auto value = [&](int i, int e) {
-        const float x = d[j + i][half * 2 + e];
-        return kBias ? fmaf(unit, x, (float)bias[i][e]) : unit * x;
-      };
+    for (int j = 0; j < kBlocks; j += 4) {
+      const auto value = [&](int i, int e) { return unit * d[j + i][half * 2 + e]; };
       if constexpr (sizeof(R) == 2) {
         if (p.aligned) {
           uint32_t w[4];
@@ -178,11 +160,7 @@ __device__ __forceinline__ void ConsumeFp8(const Fp8Params& p, uint32_t memory, 
 #pragma unroll
     for (int part = 0; part < T::kParts; part++) {
       const auto store = [&](auto* c) {
-        const int row = tile.row + first_row, col = tile.col + part * T::kPartN;
-        if (p.bias && p.splits == 1)
-          StoreRows<true>(p, c, sums[part], unit, row, col);
-        else
-          StoreRows<false>(p, c, sums[part], unit, row, col);
+        StoreRows(p, c, sums[part], unit, tile.row + first_row, tile.col + part * T::kPartN);
       };
       if (p.splits > 1)
         store(p.parts + (int64_t)tile.split * p.m * p.n);
@@ -227,16 +205,14 @@ __global__ __launch_bounds__(kFp8Threads,
 #endif
 }
 
-// C of its parts, in their order.
-template <class R>
-__global__ void AddPartsKernel(const Fp8Params p) {
-  const float unit = *p.unit_a * *p.unit_b;
-  const int64_t numel = (int64_t)p.m * p.n;
+// C of parts (splits, m n), in their order.
+__global__ void AddPartsKernel(const float* parts, int splits, int64_t numel, const float* unit_a,
+                               const float* unit_b, Output c) {
+  const float unit = *unit_a * *unit_b;
   for (int64_t i = FirstItem(); i < numel; i += ItemStep()) {
-    float sum = p.parts[i];
-    for (int split = 1; split < p.splits; split++) sum += p.parts[split * numel + i];
-    const float bias = p.bias ? (float)((const R*)p.bias)[i % p.n] : 0.f;
-    ((R*)p.c.data)[i] = R(fmaf(unit, sum, bias));
+    float sum = parts[i];
+    for (int split = 1; split < splits; split++) sum += parts[split * numel + i];
+    c.Store(i, unit * sum);
   }
 }
 
@@ -282,8 +258,8 @@ void LaunchFp8(const char* op, const Fp8Gemm& gemm, Fp8Params p, DLStream stream
 
 void RunFp8Gemm(const char* op, const Fp8Gemm& gemm, DLStream stream) {
   const Fp8Plan plan = PlanOf(gemm, Multiprocessors(gemm.ctx.device_id));
-  Fp8Params p = {gemm.a.unit, gemm.b.unit, gemm.bias, gemm.c, nullptr, (int)gemm.m,
-                 (int)gemm.n, 0,           0,         0,      1,       false};
+  Fp8Params p = {gemm.a.unit, gemm.b.unit, gemm.c, nullptr, (int)gemm.m, (int)gemm.n,
+                 0,           0,           0,      1,       false};
   p.panels = (int)CeilDiv(gemm.k, kPanelK), p.row_tiles = (int)CeilDiv(gemm.m, kTileM);
   p.splits = plan.splits;
   std::optional<Scratch> parts;
@@ -292,8 +268,7 @@ void RunFp8Gemm(const char* op, const Fp8Gemm& gemm, DLStream stream) {
     p.parts = parts->floats();
   }
   const int64_t in_access = gemm.c.dtype == DL_FLOAT32 || p.parts ? 2 : 8;
-  p.aligned =
-      gemm.n % in_access == 0 && (p.parts || (Aligned16(gemm.c.data) && Aligned16(gemm.bias)));
+  p.aligned = gemm.n % in_access == 0 && (p.parts || Aligned16(gemm.c.data));
   const auto launch = [&](auto a, auto b) {
     using A = decltype(a);
     using B = decltype(b);
@@ -305,11 +280,8 @@ void RunFp8Gemm(const char* op, const Fp8Gemm& gemm, DLStream stream) {
   else
     gemm.b.wide ? launch(e4m3(), e5m2()) : launch(e4m3(), e4m3());
   if (plan.splits > 1)
-    Launch(op,
-           gemm.c.dtype == DL_FLOAT32    ? AddPartsKernel<float>
-           : gemm.c.dtype == DL_BFLOAT16 ? AddPartsKernel<bfloat16>
-                                         : AddPartsKernel<float16>,
-           Blocks(gemm.m * gemm.n), kThreads, 0, stream, p);
+    Launch(op, AddPartsKernel, Blocks(gemm.m * gemm.n), kThreads, 0, stream, p.parts, p.splits,
+           gemm.m * gemm.n, p.unit_a, p.unit_b, p.c);
 }
 
 }  // namespace hopper

@@ -16,11 +16,10 @@ struct Fp8Operand {
   bool wide;  // e5m2, else e4m3
 };
 
-// C (m, n) = A (m, k) Bᵀ (n, k) + bias (n), in float32, rounded to C's type; k is a multiple of 16,
-// and rows begin at multiples of 16 bytes. The bias is of C's type, or null.
+// C (m, n) = A (m, k) Bᵀ (n, k), in float32, rounded to C's type; k is a multiple of 16, and rows
+// begin at multiples of 16 bytes.
 struct Fp8Gemm {
   Fp8Operand a, b;
-  const void* bias;
   Output c;
   int64_t m, n, k;
   DLContext ctx;
