@@ -70,7 +70,7 @@ CPU_SHAPES = {
     ],
 }
 CPU_ROUNDS = 3
-COMPARED_AT = {"3xtf32": "fp32"}  # the library's precision, where it is another one
+COMPARED_AT = {"3xtf32": "fp32", "fp8": "bf16"}  # the library's precision, where it is another one
 
 
 def main() -> None:
@@ -83,7 +83,7 @@ def main() -> None:
     parser = measure.arguments(__doc__)
     parser.add_argument("--device", choices=["gpu", "cpu"], help="the best one there is")
     parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--precisions", help="fp32,3xtf32,tf32,bf16 on a GPU, fp32 elsewhere")
+    parser.add_argument("--precisions", help="fp32,3xtf32,tf32,bf16,fp8 on a GPU, fp32 elsewhere")
     parser.add_argument("--missing", action="store_true", help="what the record lacks only")
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="begin no shape after so many"
@@ -93,7 +93,7 @@ def main() -> None:
     ctx = {"gpu": gpu, "cpu": cpu}[options.device](0) if options.device else best_context()[0]
     assert ctx is not None, "the ladder is that of a native device"
     on_gpu, chip = ctx.name == "gpu", device_name(ctx)
-    precisions = options.precisions or ("fp32,3xtf32,tf32,bf16" if on_gpu else "fp32")
+    precisions = options.precisions or ("fp32,3xtf32,tf32,bf16,fp8" if on_gpu else "fp32")
     name = "gemm" if on_gpu else "gemm_cpu"
     known = measure.earlier_works(options.out / f"{name}.json", device=chip)
     works = {_identity(work): work for work in known}

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parent
 
 # Of products and convolutions, in the order of tables.
-PRECISIONS = ("fp32", "3xtf32", "tf32", "bf16", "fp16")
+PRECISIONS = ("fp32", "3xtf32", "tf32", "bf16", "fp16", "fp8")
 
 Summary = dict[str, float]
 

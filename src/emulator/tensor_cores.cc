@@ -2,7 +2,7 @@
 // instead of inlining them, so that the loops are optimized whatever the kernels are compiled with.
 #include <stdexcept>
 
-#include "cuda/instructions/hopper.cuh"
+#include "cuda/instructions/fp8.cuh"
 #include "cuda/instructions/ptx.cuh"
 #include "cuda/quantized/mma.cuh"
 
@@ -229,11 +229,15 @@ OfA<T> ShownRows(const uint32_t (&a)[4]) {
 
 #define DLSYS_WARPGROUP_PRODUCTS(T)                                                  \
   template void AddProducts(float (*)[4], int, const OfA<T>&, uint64_t, bool, bool); \
-  template OfA<T> ReadRows(uint64_t, bool);                                          \
-  template OfA<T> ShownRows(const uint32_t (&)[4]);
+  template OfA<T> ReadRows(uint64_t, bool);
 DLSYS_WARPGROUP_PRODUCTS(float)
 DLSYS_WARPGROUP_PRODUCTS(bfloat16)
 DLSYS_WARPGROUP_PRODUCTS(float16)
+DLSYS_WARPGROUP_PRODUCTS(e4m3)
+DLSYS_WARPGROUP_PRODUCTS(e5m2)
+template OfA<float> ShownRows(const uint32_t (&)[4]);
+template OfA<bfloat16> ShownRows(const uint32_t (&)[4]);
+template OfA<float16> ShownRows(const uint32_t (&)[4]);
 
 // ---- tile copies (TMA) ----
 

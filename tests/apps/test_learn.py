@@ -70,7 +70,7 @@ class Learn(unittest.TestCase):
 
     def test_what_cannot_be_run_is_said(self) -> None:
         cases = {
-            ("gemm", "--precision", "fp31"): "expected fp32, tf32, 3xtf32, bf16, fp16 here, got",
+            ("gemm", "--precision", "fp31"): "expected fp32, tf32, 3xtf32, bf16, fp16, fp8 here",
             ("gemm", "--size", "-5"): "--size: expected an integer from 1 on, got -5",
             ("gemm", "--size", "0"): "--size: expected an integer from 1 on, got 0",
             ("gemm", "--size", "3000000"): "(?i)unable to allocate|memory",
@@ -116,6 +116,16 @@ class Learn(unittest.TestCase):
             self.assertGreater(len(rungs), 3)
             for one in rungs:
                 self.assertTrue(0 < one.error <= most, one)
+
+    @require(gpu(0))
+    def test_a_product_of_8_bits_has_two_figures(self) -> None:
+        """With the rounding of its operands, which is off by up to 2^-4 of each, and of codes."""
+        for flags in ((False, False), (True, False), (False, True)):
+            both, codes = climb(gpu(0), Shape(40, 24, 72, *flags), ("fp8",))
+            self.assertEqual((both.algorithm, codes.algorithm), ("hopper", "hopper codes"))
+            self.assertEqual(both.error, codes.error)
+            self.assertTrue(2**16 < both.error < 2**21, both)
+        self.assertEqual(list(climb(cpu(0), Shape(40, 24, 72), ("fp8",))), [])
 
     @require(gpu(0))
     def test_what_multiplies_in_float32_is_measured_once(self) -> None:

@@ -122,8 +122,8 @@ class Rules(unittest.TestCase):
 
     def test_words_that_are_no_precision(self) -> None:
         for word, message in (
-            ("fp16", "precision is 'fp16', expected .* bf16; float16 would need loss scaling"),
-            ("int8", "precision is 'int8', expected one of fp32, tf32, 3xtf32, bf16$"),
+            ("fp16", "precision is 'fp16', expected .* fp8; float16 would need loss scaling"),
+            ("int8", "precision is 'int8', expected one of fp32, tf32, 3xtf32, bf16, fp8$"),
         ):
             for call in (
                 lambda word=word: ad.Executor([self.y], precision=word),

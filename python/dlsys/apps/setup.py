@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # what a bare run of the assignment's networks does without i
 MODELS = ("logreg", "mlp", "cnn", "resnet")
 DATASETS = ("mnist", "fashion")
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "adagrad", "lion")
-PRECISIONS = ("fp32", "tf32", "3xtf32", "bf16")
+PRECISIONS = ("fp32", "tf32", "3xtf32", "bf16", "fp8")
 SCHEDULES = (
     "constant", "step", "exponential", "linear", "cosine", "warm-restarts", "one-cycle", "plateau",
 )  # fmt: skip

@@ -84,7 +84,8 @@ def set_precision(precision: str, device: Device = None) -> None:
 
     precision: "fp32", the default; "tf32" or "3xtf32", products on the tensor cores of a GPU that
     has them; "bf16", products and activations in bfloat16 beside Parameters of float32, where
-    Tensors keep the dtypes that they would have without. device: as of `tensor`. GraphError for
+    Tensors keep the dtypes that they would have without; "fp8", the same with operands of products
+    in 8 bits. device: as of `tensor`. GraphError for
     another word.
 
     >>> dl.set_precision("fp32")

@@ -1,4 +1,4 @@
-"""autocast: the policy `precision="bf16"`, as casts in the graph.
+"""autocast: the policy `precision="bf16"`, as casts in the graph; "fp8" begins with it.
 
 Products take and give bfloat16, and so does what follows them: activations and their gradients.
 Parameters, slots, running statistics, losses and the results of sums stay float32. Each operator
@@ -235,7 +235,10 @@ def _held(spec: Any) -> Any:
 
 
 def _run(fetches: Sequence[Node], options: Options) -> list[Node]:
-    return autocast(fetches, options.target)
+    made = autocast(fetches, options.target)
+    return hooks["in_fp8"](made) if options.precision == "fp8" else made
 
 
-AUTOCAST = Pass("autocast", _run, position=5, when=lambda options: options.precision == "bf16")
+AUTOCAST = Pass(
+    "autocast", _run, position=5, when=lambda options: options.precision in ("bf16", "fp8")
+)

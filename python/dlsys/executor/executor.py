@@ -52,7 +52,7 @@ class Executor(Views):
 
     eval_node_list: the nodes to fetch. ctx: None for numpy, `ndarray.cpu(0)` or `ndarray.gpu(0)`
     for native code, or the device's name, "gpu". precision: fp32, or tf32 or 3xtf32 on GPUs with
-    tensor cores, or bf16: products and activations in bfloat16 beside Parameters of float32
+    tensor cores, or bf16, products and activations in bfloat16 beside Parameters of float32, or fp8
     (docs/precision.md). fusions: the passes of `dlsys.fusion` to run, instead of those that
     DLSYS_FUSION leaves. backend: that of executors which never run at the same time; they share the
     memory of its arena. memory: the most bytes of the arena, where activations lie and Parameters

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..errors import ShapeError
+from ..errors import NotApplicableError, ShapeError
 from ..ndarray import NDArray, launch
-from ..ops.matmul import matmul_op
+from ..ops.matmul import PRECISIONS, matmul_op
 from ..ops.movement import broadcast_to_op
-from ..rungs import GEMM
+from ..rungs import AUTO, GEMM
 from .checks import (
     algorithm_of_rung,
     check_arrays,
@@ -15,6 +15,7 @@ from .checks import (
     checked,
     elementwise,
 )
+from .fp8 import Fp8Product
 
 __all__ = [
     "array_set", "broadcast_to", "matrix_elementwise_add", "matrix_elementwise_add_by_const",
@@ -74,17 +75,30 @@ def matrix_multiply(
     trans_b: bool,
     mat_c: NDArray,
     algo: str = "",
+    precision: str = "fp32",
 ) -> None:
     """C (m, n) = A (m, k) @ B (k, n), where A or B may be given transposed.
 
     `algo` names a rung of the ladder (docs/learn/gemm.md); "auto" leaves it to the heuristic and ""
-    to DLSYS_GEMM. NotApplicableError, which lists those that there are, for one that the device
-    lacks or that cannot serve the product.
+    to DLSYS_GEMM. `precision` is fp32, tf32, 3xtf32 or fp8 (docs/precision.md), which has one rung.
+    NotApplicableError, which lists those that there are, for one that the device lacks or that
+    cannot serve the product.
     """
     flags = dict(trans_A=bool(trans_a), trans_B=bool(trans_b))
-    of_a, of_b, _, precision = checked(matmul_op, (mat_a, mat_b), mat_c, **flags)
+    of_a, of_b, *_ = checked(matmul_op, (mat_a, mat_b), mat_c, **flags)
+    if precision == "fp8":
+        if algo not in ("", AUTO):
+            raise NotApplicableError(f"matrix_multiply: algo={algo} has no fp8; leave it out")
+        product = Fp8Product(mat_a, trans_a, mat_b, trans_b, mat_c)
+        product.round()
+        product.multiply()
+        return
+    if precision not in PRECISIONS:
+        known = ", ".join((*PRECISIONS, "fp8"))
+        raise NotApplicableError(f"matrix_multiply: precision={precision}, expected one of {known}")
     number = algorithm_of_rung("matmul", mat_c.ctx, GEMM, algo)
-    launch("matmul", mat_c.ctx, mat_a, of_a, mat_b, of_b, number, precision, mat_c)
+    code = PRECISIONS[precision]
+    launch("matmul", mat_c.ctx, mat_a, of_a, mat_b, of_b, number, code, mat_c)
 
 
 def relu(in_arr: NDArray, out_arr: NDArray) -> None:

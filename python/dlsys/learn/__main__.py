@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument(
         "--precision",
         default="fp32",
-        help=f"one or more of {', '.join(_PRECISIONS)}; fp32 alone on numpy",
+        help=f"one or more of {', '.join(_PRECISIONS)}, of gemm fp8; fp32 alone on numpy",
     )
     parser.add_argument("--picture", type=Path, help="an SVG file to draw into")
     options = parser.parse_args()
@@ -67,7 +67,8 @@ def _check(options: argparse.Namespace, ctx: Context | None) -> None:
             raise DlsysError(f"--{name} is not of {options.ladder}; --help says which options are")
     if options.size is not None and options.size < 1:
         raise ShapeError(f"--size: expected an integer from 1 on, got {options.size}")
-    known = ("fp32",) if ctx is None else _PRECISIONS
+    of_ladder = {"gemm": (*_PRECISIONS, "fp8"), "conv": _PRECISIONS}[options.ladder]
+    known = ("fp32",) if ctx is None else of_ladder
     for one in options.precision.split(","):
         if one not in known:
             where = "on numpy" if ctx is None else "here"

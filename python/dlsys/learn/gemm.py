@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 from ..autodiff import Variable
 from ..dtypes import FLOAT16, FLOAT32, bfloat16, rounded
 from ..errors import DeviceError, KernelError
+from ..gpu_op.fp8 import Fp8Product
 from ..ndarray import NDArray, empty, launch
 from ..ops.matmul import PRECISIONS, matmul_op
 from ..rungs import GEMM, rung_of, rungs_among
@@ -38,6 +40,7 @@ _LONG_SECONDS = 0.1  # of one call, which is then not repeated
 # Of products in TFLOP/s, by a word of the chip's name and the precision: fp32 as FFMA loops
 # measure it, the others as NVIDIA's data sheets have them for dense matrices.
 _HOPPER = {"fp32": 61.0, "3xtf32": 494.7 / 3, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4}
+_HOPPER["fp8"] = 1978.9
 LIMITS = {
     "H200": _HOPPER,
     "H100": _HOPPER,
@@ -116,6 +119,20 @@ class Product:
         nbytes = load().workspace(*key, *arguments, device_id=self.ctx.device_id)
         call = partial(launch, "matmul", self.ctx, *arguments)
         return self._measured(algorithm, precision, nbytes, call)
+
+    def fp8_figures(self) -> Iterator[Figures]:
+        """Measures the product in fp8 with the rounding of both operands, then that of codes.
+        DeviceError or NotApplicableError where the device has none.
+        """
+        flags = self.shape.trans_A, self.shape.trans_B
+        product = Fp8Product(self._A, flags[0], self._B, flags[1], self._C)
+
+        def both() -> None:
+            product.round()
+            product.multiply()
+
+        for name, call in {"hopper": both, "hopper codes": product.multiply}.items():
+            yield self._measured(name, "fp8", product.nbytes, call)
 
     def numpy_figures(self, rung: str) -> Figures:
         """Measures one of numpy's rungs."""
@@ -211,7 +228,9 @@ def climb(
     """The figures of every rung that can compute a shape, in the order of the ladder, at each
     precision, or of floats of 16 bits; of the variants of a rung where one is named. Rungs multiply
     in float32 also where less is asked of them: with `once` those are at fp32 only. With `auto`,
-    those of the heuristic come first. Without a context, of numpy's, which are all float32's.
+    those of the heuristic come first. Without a context, of numpy's, which are all float32's. At
+    fp8 operands are bfloat16, and one rung has two figures: with the rounding of operands, and of
+    codes.
     """
     if ctx is None:
         yield from map(Product(None, shape).numpy_figures, GEMM.numpy)
@@ -221,9 +240,13 @@ def climb(
     wanted = [name for name in names if rung_of(name) == variants] or [*rungs_among(names)]
     product = None
     for precision in precisions:
-        dtype = NARROW.get(precision, FLOAT32)
+        dtype = bfloat16 if precision == "fp8" else NARROW.get(precision, FLOAT32)
         if product is None or product.dtype != dtype:
             product = Product(ctx, shape, dtype)
+        if precision == "fp8":
+            with suppress(KernelError, DeviceError):
+                yield from product.fp8_figures()
+            continue
         for name in ["auto", *wanted] if auto else wanted:
             if once and rung_of(name) in _FLOAT32.get(precision, ()):
                 continue

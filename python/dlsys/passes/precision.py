@@ -4,8 +4,8 @@
 sm_80 on: their operands keep 10 bits of mantissa, the sums stay float32. `3xtf32` does so thrice,
 with each operand of a matrix product as the sum of two, and errors like float32's. Where there are
 no tensor cores, on the CPU, and where a kernel has no such form, both are fp32: of batched products
-by their heuristic, of most convolutions of few channels, of all convolutions with 3xtf32. `bf16`
-is a policy of storage (executor/autocast.py), whose values tf32 multiplies exactly.
+by their heuristic, of most convolutions of few channels, of all convolutions with 3xtf32. `bf16`,
+and `fp8` with it, is a policy of storage (executor/autocast.py), exact where tf32 multiplies it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import GraphError
 from ..graph.node import Node, find_topo_sort
 from ..ops.matmul import PRECISIONS
 
-POLICIES = (*PRECISIONS, "bf16")  # that an executor takes
+POLICIES = (*PRECISIONS, "bf16", "fp8")  # that an executor takes
 
 
 def check_precision(precision: str) -> str:
@@ -29,7 +29,7 @@ def check_precision(precision: str) -> str:
 
 def of_products(precision: str) -> str:
     """The precision by which an executor's products multiply what is left in float32."""
-    return "tf32" if precision == "bf16" else precision
+    return precision if precision in PRECISIONS else "tf32"
 
 
 def set_precision(fetches: Sequence[Node], precision: str) -> list[Node]:

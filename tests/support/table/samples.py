@@ -26,6 +26,7 @@ from support.table.families.boxes import BOXES
 from support.table.families.concat import JOIN
 from support.table.families.conv import CONVOLUTION
 from support.table.families.device_batch import BATCHES
+from support.table.families.fp8 import FP8
 from support.table.families.fused.channels_last import CHANNELS_LAST
 from support.table.families.fused.conv import FUSED_CONV
 from support.table.families.fused.gemm import FUSED
@@ -372,5 +373,5 @@ SAMPLES = (
     *MATHEMATICS, *ORDER, *BOXES, *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES,
     *ACCUMULATE, *ATTENTION, *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM,
     *GENERATION, *FUSED_LAYER_NORM, *FUSED_UINT8, *QUANTIZED, *FUSED_QUANTIZED, *CHANNELS_LAST,
-    *FUSED_SCATTERED,
+    *FUSED_SCATTERED, *FP8,
 )  # fmt: skip
