@@ -145,7 +145,7 @@ class NarrowGemm(unittest.TestCase):
         """
         flags = (True, False)
         k = 2000 if EMULATED else 20000
-        shapes = (200, 128, k), (784, 24, k), (36, 10, k)
+        shapes = (200, 128, k), (784, 24, k), (150, 44, k), (36, 10, k)
         names = [name for name in self.algorithms() if not name or name.startswith("hopper")]
         cases = itertools.product(shapes, NARROW, names)
         for shape, dtype, name in sample.of(cases, 2 * len(names)):

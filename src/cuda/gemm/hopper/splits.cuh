@@ -68,7 +68,6 @@ __device__ __forceinline__ void WritePartial(const Accumulators<T>& d, const Par
     const float (&x)[4] = d[q / T::kBlocks][q % T::kBlocks];
     to[q * 128] = make_float4(x[0], x[1], x[2], x[3]);
   }
-  __threadfence();
   SyncThreads(1 + consumer, 128);
   if (thread == 0 && segment.splits > 1) SplitCounter<T>(params, segment, rank, part).Count();
 }
@@ -126,6 +125,23 @@ __device__ __forceinline__ void AddSplits(float4 (&sums)[kBatch], const float4* 
   }
 }
 
+// Stores a quad of a tile where there is no epilogue and rows of C allow wide accesses.
+template <class E, class T, class Source>
+__device__ __forceinline__ void StoreQuad(const Params& params, const TileOrigin& origin, int item,
+                                          int rows, int cols, const float4& sum) {
+  constexpr int kNext = kTransposed<Source> ? 1 : kBelow<Source>;
+  const int q = item / 128;
+  const auto [row, col] =
+      PlaceOfPair<Source>(origin, item % 128, q / T::kBlocks, q % T::kBlocks, 0);
+  if (col >= cols) return;
+  E* const to = (E*)params.c + ((int64_t)origin.z * params.m + row) * params.n + col;
+  const float left = kTransposed<Source> ? sum.z : sum.y;
+  const float right = kTransposed<Source> ? sum.y : sum.z;
+  if (row < rows) *(Pair<E>*)to = RoundedPair<E>(sum.x, left);
+  if (row + kNext < rows)
+    *(Pair<E>*)(to + (int64_t)kNext * params.n) = RoundedPair<E>(right, sum.w);
+}
+
 // Waits for all splits of a tile, adds one of as many slices of them, and stores it; whole tiles
 // come here as well where rows allow no wide access.
 template <class E, class T, class Source>
@@ -149,6 +165,8 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
   // Where its elements of C end.
   const int rows = kTransposed<Source> ? origin.col + width : params.m;
   const int cols = kTransposed<Source> ? params.n : origin.col + width;
+  const bool plain = params.aligned && !params.bias && !params.before && !params.side &&
+                     !params.activation && !params.gradient;
   // Adjacent lanes share the splits of a quad where the slice has few.
   int lanes = 1;
   while (lanes < kMostLanes && 2 * lanes * (end - begin) <= 128) lanes *= 2;
@@ -167,6 +185,13 @@ __device__ __forceinline__ void StoreSlice(const Params& params, const Segment& 
       AddSplits<T>(sums, parts, first, end, 0, 1, segment.splits);
     }
     const int last = thread % lanes ? base : min(end, base + kBatch * 128);
+    if (plain) {
+#pragma unroll
+      for (int b = 0; b < kBatch; b++)
+        if (first + b * 128 < last)
+          StoreQuad<E, T, Source>(params, origin, first + b * 128, rows, cols, sums[b]);
+      continue;
+    }
 #pragma unroll 1
     for (int item = first; item < last; item += 128) {
       const float4 sum = sums[0];

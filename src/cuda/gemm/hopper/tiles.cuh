@@ -132,10 +132,10 @@ class Segments {
   __device__ __forceinline__ explicit Segments(const Params& params)
       : params_(params),
         panels_(params.k_panels),
-        cluster_(blockIdx.x / T::kCluster),
-        whole_(params.split_tiles + cluster_),
-        at_(ShareOf(cluster_)),
-        end_(ShareOf(cluster_ + 1)) {}
+        worker_(WorkerOf(params, blockIdx.x / T::kCluster)),
+        whole_(params.split_tiles + blockIdx.x / T::kCluster),
+        at_(ShareOf(worker_)),
+        end_(ShareOf(worker_ + 1)) {}
 
   __device__ __forceinline__ bool Next(Segment& segment) {
     if (at_ < end_) {
@@ -147,28 +147,34 @@ class Segments {
       segment = {position % in_chain * params_.groups + position / in_chain,
                  begin,
                  end,
-                 cluster_ - first,
+                 worker_ - first,
                  last - first + 1,
-                 cluster_ + position};
+                 worker_ + position};
       at_ += end - begin;
       return true;
     }
-    segment = {whole_, 0, panels_, 0, 1, params_.workers + params_.split_tiles + cluster_};
+    segment = {whole_, 0, panels_, 0, 1, params_.workers + params_.split_tiles + worker_};
     whole_ += gridDim.x / T::kCluster;
     return segment.tile < params_.row_tiles * params_.col_tiles * params_.batch;
   }
 
  private:
-  __device__ __forceinline__ int ShareOf(int cluster) const {
+  // Neighbors are workers at the same K, one of each group: they ask for the same panels at once.
+  static __device__ __forceinline__ int WorkerOf(const Params& params, int cluster) {
+    if (cluster >= params.workers) return cluster;
+    const int turn = cluster / params.groups, group = cluster - turn * params.groups;
+    return group * (params.workers / params.groups) + turn;
+  }
+  __device__ __forceinline__ int ShareOf(int worker) const {
     const int panels = params_.split_tiles * panels_;
-    return cluster < params_.workers ? panels * cluster / params_.workers : panels;
+    return worker < params_.workers ? panels * worker / params_.workers : panels;
   }
   __device__ __forceinline__ int WorkerAt(int panel) const {
     return ((panel + 1) * params_.workers - 1) / (params_.split_tiles * panels_);
   }
 
   const Params& params_;
-  int panels_, cluster_, whole_;
+  int panels_, worker_, whole_;
   int at_, end_;
 };
 
