@@ -716,6 +716,7 @@ WITHIN = {
     "tile_op": "tile",
     "resize": "resize_nearest",
     "product_like": "batched_matmul",
+    **dict.fromkeys(("grouped_matmul", "grouped_contraction"), "batched_matmul"),
     "times_vector": "outer",
     "einsum_op": "einsum",
     **dict.fromkeys((

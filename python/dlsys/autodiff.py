@@ -22,6 +22,7 @@ from .ops.conv.convolution import *
 from .ops.conv.pooling import *
 from .ops.einsum import *
 from .ops.elementwise import *
+from .ops.grouped import *
 from .ops.indexing import *
 from .ops.leaf import *
 from .ops.loss.classification import *

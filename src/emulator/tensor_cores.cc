@@ -265,6 +265,8 @@ Coordinates PixelAt(const CUtensorMap& map, const Coordinates& from, uint32_t co
 template <class F>
 void ForBox(const CUtensorMap& map, uint32_t shared, const Coordinates& origin, const Distances& by,
             F&& f) {
+  if (map.swizzled && origin[0] * map.size % 16)  // an H200 finds the instruction illegal
+    throw std::logic_error("a swizzled copy begins at no multiple of 16 bytes of its rows");
   uint32_t address = shared;
   for (uint32_t line = 0; line < map.box[1] * map.box[2]; line++) {
     const uint32_t of[4] = {0, line % map.box[1], line / map.box[1], 0};

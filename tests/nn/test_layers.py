@@ -79,6 +79,40 @@ class Layers:
         numbers = np.array([[1, 5], [0, 1]], np.int64)
         self.check(layer, numbers, layer.weight.asnumpy()[numbers])
 
+    def test_mixture_of_experts(self) -> None:
+        """As a loop over rows, of which some experts get many and one none."""
+        layer, x = nn.MixtureOfExperts(6, 10, 5, rng=1), self.normal(40, 6)
+        gate = layer.gate.weight.asnumpy().copy()
+        gate[3] = -gate[2]
+        gate[2] = 2 * gate[0]  # less likely than expert 0 or as unlikely as it
+        gate[4] = 1.5 * gate[0]
+        layer.gate.weight.set(gate)
+        up, down = layer.up.asnumpy(), layer.down.asnumpy()
+        weights = np.exp(x @ gate.T)
+        chosen, likeliest = weights.argmax(1), weights.max(1) / weights.sum(1)
+        self.assertIn(0, np.bincount(chosen, minlength=5))
+        expected = [
+            p * (down[k] @ np.maximum(up[k] @ row, 0)) for k, p, row in zip(chosen, likeliest, x)
+        ]
+        self.check(layer, x, np.array(expected))
+
+    def test_experts_learn_what_one_layer_cannot(self) -> None:
+        """Rows of four kinds, each turned by a matrix of its own."""
+        kinds = np.arange(64) % 4
+        turns = np.linalg.qr(self.rng.standard_normal((4, 8, 8)))[0].astype(np.float32)
+        rows = self.normal(64, 8) + 4 * np.eye(4, 8, dtype=np.float32)[kinds]
+        wanted = np.einsum("mk,mkn->mn", rows, turns[kinds])
+        model = nn.MixtureOfExperts(8, 32, 4, rng=0)
+        x, y = ad.Variable("x"), ad.Variable("y")
+        loss = ad.mean_squared_error(model(x), y)
+        update = optim.Adam(lr=0.01).minimize(loss, model.parameters())
+        step = ad.Executor([loss, update], self.ctx)
+        before = model.state_dict()
+        losses = [float(step.run({x: rows, y: wanted}, True)[0]) for _ in range(60)]
+        self.assertLess(losses[-1], 0.1 * losses[0])
+        for name, value in model.state_dict().items():
+            self.assertTrue((value != before[name]).any(), name)
+
     def test_shapes(self) -> None:
         x = self.normal(2, 3, 4, 5)
         self.check(nn.Flatten(), x, x.reshape(2, 60))

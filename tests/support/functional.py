@@ -290,6 +290,11 @@ row(
     lambda: ad.batched_matmul_op(IMAGES, IMAGES, True),
 )
 row("linear", lambda: F.linear(X, Y), lambda: ad.linear_op(X, Y, trans_B=True))
+row(
+    "grouped_matmul",
+    lambda: F.grouped_matmul(X, IMAGES[:, :, 0], LABELS),
+    lambda: ad.grouped_matmul_op(X, IMAGES[:, :, 0], LABELS),
+)
 row("outer", lambda: F.outer(X[0], Y[1]), lambda: ad.outer_op(X[0], Y[1]))
 row("einsum", lambda: F.einsum("ij,kj", X, Y), lambda: ad.einsum("ij,kj", X, Y))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ..ops import einsum as sums_of_products
+from ..ops import grouped
 from ..ops import matmul as products
 from ..ops.elementwise import as_node
 from .record import Array, optional, recorded
 
-__all__ = ["einsum", "linear", "matmul", "outer"]
+__all__ = ["einsum", "grouped_matmul", "linear", "matmul", "outer"]
 
 
 @recorded
@@ -56,6 +57,37 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
            device=numpy)
     """
     return products.linear_op(as_node(x), as_node(weight), optional(bias), trans_B=True)
+
+
+@recorded
+def grouped_matmul(
+    x: Array,
+    weight: Array,
+    group_sizes: Array,
+    transpose_weight: bool = False,
+    algo: str | None = None,
+) -> Array:
+    """x @ weight[g] for the rows of each group g: x (m, k), weight (groups, k, n) and group_sizes
+    (groups,) to (m, n), as the experts of a mixture compute tokens that are sorted by expert.
+
+    Group 0 is the first rows, as many as its size says, group 1 those behind it; rows behind all
+    groups become zeros. transpose_weight is for a weight (groups, n, k). Floats of one dtype, or
+    integers; sizes of int32 or int64, which may change from run to run. `algo` is that of `matmul`.
+    ShapeError where shapes do not fit; OutOfRangeError, when it is computed, for a size that is
+    negative or more than the rows that are left. A GPU tells of that when its results are looked
+    at, and computes with the nearest size that fits.
+
+    >>> x = dl.tensor([[1.0], [2.0], [3.0], [4.0]])
+    >>> F.grouped_matmul(x, [[[10.0]], [[-1.0]]], np.array([1, 2]))
+    Tensor([[10.],
+            [-2.],
+            [-3.],
+            [ 0.]],
+           device=numpy)
+    """
+    return grouped.grouped_matmul_op(
+        as_node(x), as_node(weight), as_node(group_sizes), transpose_weight, algo=algo
+    )
 
 
 @recorded

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from ..dtypes import STORAGE
 from ..graph.lines import attributed_to
 from ..graph.node import Node
-from ..ops.elementwise import add_op
-from ..ops.matmul import PRECISIONS, rung_attribute
+from ..ops.elementwise import add_op, rung_attribute
+from ..ops.matmul import PRECISIONS
 from ..passes.pipeline import Options, Pass
 from ..passes.precision import of_products
 from .shared.body import FusedGemm, Selected, close, in_shape, shaped

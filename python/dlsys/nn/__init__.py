@@ -30,6 +30,7 @@ from .attention import (
     TransformerEncoderLayer,
 )
 from .container import Residual, Sequential
+from .experts import MixtureOfExperts
 from .images import Identity, PixelShuffle, PixelUnshuffle, Unflatten, Upsample
 from .interop import load_torch_state_dict, to_torch_state_dict
 from .layers import Conv2d, ConvTranspose2d, Embedding, Flatten, Linear, Reshape

@@ -33,7 +33,7 @@ def algorithm_number(node: Node) -> int:
     return node.attrs["algorithm"].number if "algorithm" in node.attrs else 0
 
 
-def _sum_of_outer_products(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+def sum_of_outer_products(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     """numpy's rung `naive`: the columns of a times the rows of b, one k after the other."""
     out[...] = 0
     for k in range(a.shape[-1]):
@@ -76,7 +76,7 @@ class Product(Op):
         a, b, out = arrays
         a = np.swapaxes(a, -1, -2) if node.attrs["trans_A"] else a
         b = np.swapaxes(b, -1, -2) if node.attrs["trans_B"] else b
-        multiply = _sum_of_outer_products if node.attrs.get("algo") == "naive" else np.matmul
+        multiply = sum_of_outer_products if node.attrs.get("algo") == "naive" else np.matmul
         multiply(a, b, out=out)
 
 
@@ -151,8 +151,8 @@ class BatchedMatMulOp(Product):
 
     def simplify(self, node: Node) -> Node | None:
         """Transposes go into the flags; what one product of matrices can do becomes that."""
-        A, trans_A = _without_swap(node.inputs[0], node.attrs["trans_A"])
-        B, trans_B = _without_swap(node.inputs[1], node.attrs["trans_B"])
+        A, trans_A = without_swap(node.inputs[0], node.attrs["trans_A"])
+        B, trans_B = without_swap(node.inputs[1], node.attrs["trans_B"])
         algo = rung_attribute(node)
         if len(B.spec.shape) == 2 and (len(A.spec.shape) == 2 or not trans_A):
             rows = A if len(A.spec.shape) == 2 else reshape_op(A, (_rows(A), A.spec.shape[-1]))
@@ -197,7 +197,7 @@ def _rows(x: Node) -> int:
     return int(np.prod(x.spec.shape[:-1], dtype=np.int64))
 
 
-def _without_swap(x: Node, flag: bool) -> tuple[Node, bool]:
+def without_swap(x: Node, flag: bool) -> tuple[Node, bool]:
     """x without a transpose that only exchanges its last two axes, and the flag that stands for
     it.
     """

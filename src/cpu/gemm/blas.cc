@@ -108,9 +108,11 @@ const char* Source() {
 template <class Int>
 void Call(Sgemm<Int> sgemm, const Gemm& p) {
   const bool trans_a = p.a.col != 1, trans_b = p.b.col != 1;
+  const int64_t lda = trans_a ? std::max(p.a.col, p.m) : std::max(p.a.row, p.k);
+  const int64_t ldb = trans_b ? std::max(p.b.col, p.k) : std::max(p.b.row, p.n);
   sgemm(kRowMajor, trans_a ? kTranspose : kNoTranspose, trans_b ? kTranspose : kNoTranspose,
-        (Int)p.m, (Int)p.n, (Int)p.k, 1.f, p.a.data, (Int)(trans_a ? p.m : p.k), p.b.data,
-        (Int)(trans_b ? p.k : p.n), p.add ? 1.f : 0.f, p.c, (Int)p.n);
+        (Int)p.m, (Int)p.n, (Int)p.k, 1.f, p.a.data, (Int)lda, p.b.data, (Int)ldb,
+        p.add ? 1.f : 0.f, p.c, (Int)p.n);
 }
 
 void Run(const Gemm& p) {

@@ -37,6 +37,7 @@ from support.table.families.fused.quantized import FUSED_QUANTIZED
 from support.table.families.fused.scattered import FUSED_SCATTERED
 from support.table.families.fused.uint8 import FUSED_UINT8
 from support.table.families.generation import GENERATION
+from support.table.families.grouped import GROUPED
 from support.table.families.loss.composed import LOSS_ROWS
 from support.table.families.loss.softmax import LOSSES, SOFTMAX
 from support.table.families.mathematics import MATHEMATICS
@@ -369,7 +370,7 @@ UPDATES = (
 
 SAMPLES = (
     *ELEMENTWISE, *FUNCTIONS, *CHOICES, *REDUCTIONS, *STATISTICS, *LAYOUT, *RESHAPES, *INDEX,
-    *JOIN, *IMAGES, *PRODUCTS, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
+    *JOIN, *IMAGES, *PRODUCTS, *GROUPED, *CONVOLUTION, *POOLING, *SOFTMAX, *NORMALIZATION,
     *MATHEMATICS, *ORDER, *BOXES, *LOSSES, *LOSS_ROWS, *RANDOM, *SOURCES, *UPDATES, *RULES,
     *ACCUMULATE, *ATTENTION, *BATCHES, *FUSED, *POINTWISE, *FUSED_CONV, *FUSED_NORM,
     *GENERATION, *FUSED_LAYER_NORM, *FUSED_UINT8, *QUANTIZED, *FUSED_QUANTIZED, *CHANNELS_LAST,
