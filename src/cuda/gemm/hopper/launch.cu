@@ -15,7 +15,6 @@ namespace {
 
 constexpr double kLaunchUs = 0.9;
 constexpr double kTileNbytesUs = 32e3;  // that a multiprocessor reads and writes of memory, a us
-constexpr double kPlainPartialNbytesUs = 4.5e6;       // of parts of a product without an epilogue
 constexpr double kPackUs = 4, kPackNbytesUs = 3.2e6;  // of a copy of an operand
 
 bool HasSimpleGradient(const HopperGemm& gemm) {
@@ -55,9 +54,8 @@ Config EstimatedOf(const HopperGemm& gemm, int index, int multiprocessors) {
                                          : roles.packs_b * gemm.n;  // in two parts
   const double nbytes = (double)(gemm.m + gemm.n + again) * (double)(gemm.k * gemm.batch) *
                         (double)DtypeNbytes(gemm.dtype);
-  Extents extents = {rows, cols, PanelsOf(gemm), gemm.batch, nbytes};
-  if (plain) extents.partial_nbytes_us = kPlainPartialNbytesUs;
-  Config config = Estimated(time, extents, multiprocessors, index);
+  Config config =
+      Estimated(time, {rows, cols, PanelsOf(gemm), gemm.batch, nbytes}, multiprocessors, index);
   config.us += PackUs(gemm, index);
   return config;
 }

@@ -15,11 +15,10 @@ namespace cuda {
 namespace hopper {
 
 // A product of (m, panels of 128 bytes) by (panels, n), so many times. The bytes of its operands
-// where they lie in memory as they are read, else 0: then what they cost is not known. The bytes of
-// parts that are written, read and added a microsecond.
+// where they lie in memory as they are read, else 0: then what they cost is not known.
 struct Extents {
   int64_t m, n, panels, batch;
-  double nbytes = 0, partial_nbytes_us = 3e6;
+  double nbytes = 0;
 };
 
 // Microseconds on an H200 of a tile: of a panel, of what a tile costs besides, and of its epilogue.
@@ -41,8 +40,8 @@ struct Config {
 // few tiles or a short K may take as long as their operands: from memory, or through the cache.
 inline Config Estimated(const TileTime& time, const Extents& of, int multiprocessors, int index,
                         bool may_split = true) {
-  // Bytes a microsecond: of panels, and of operands from memory.
-  constexpr double kPanelNbytesUs = 7e6, kMemoryNbytesUs = 3.3e6;
+  // Bytes a microsecond: of parts, written and read; of panels; of operands from memory.
+  constexpr double kPartialNbytesUs = 3e6, kPanelNbytesUs = 7e6, kMemoryNbytesUs = 3.3e6;
   constexpr double kSplitUs = 6, kCacheNbytes = 40e6, kApart = 1.15;
   const int64_t clusters = multiprocessors / time.cluster;
   const int64_t row_tiles = CeilDiv(CeilDiv(of.m, time.tile_m), time.cluster);
@@ -66,8 +65,8 @@ inline Config Estimated(const TileTime& time, const Extents& of, int multiproces
     if (workers == left || left * of.panels / workers < 2) return;
     const double nbytes = (double)(parts * time.cluster * time.tile_m * time.tile_n) * 8;
     const double main_us = std::max(read_us, (double)waves * tile_us(of.panels) + tile_us(share));
-    const double us = main_us * (is_large && workers % left ? kApart : 1) + kSplitUs +
-                      nbytes / of.partial_nbytes_us;
+    const double us =
+        main_us * (is_large && workers % left ? kApart : 1) + kSplitUs + nbytes / kPartialNbytesUs;
     if (us < best.us) best = {index, (int)left, (int)workers, us};
   };
   consider(clusters);
