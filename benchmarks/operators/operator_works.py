@@ -806,11 +806,14 @@ WITHOUT = {
         "shuffled_index", "take_batch", "shuffled_batch", "shuffled_batch_labels",
     ), "takes batches of data on the device"),
     **dict.fromkeys((
+        "fp8_both", "fp8_columns", "fp8_matmul", "fp8_rows",
+    ), "made by precision=fp8; `benchmarks gemm --precisions fp8` times it on a GPU"),
+    **dict.fromkeys((
         "append_to_cache", "cached_attention", "draw_token",
     ), "a part of generation: `benchmarks generation` times a token"),
     **dict.fromkeys((
-        "matmul_bias", "matmul_bias_both", "matmul_bias_slope", "matmul_map", "matmul_gradient",
-        "matmul_sums", "fused_cross_entropy", "fused_row_normalize", "fused_row_normalize_gradient",
+        "matmul_add", "matmul_bias", "matmul_bias_add", "matmul_bias_both", "matmul_bias_slope",
+        "matmul_map", "matmul_gradient", "matmul_sums", "fused_cross_entropy", "fused_row_normalize", "fused_row_normalize_gradient",
         "fused_sparse_cross_entropy", "narrow_cross_entropy", "narrow_cross_entropy_gradient",
         "pointwise", "conv2d_pool", "conv2d_pool_data_gradient", "conv2d_pool_chain",
         "conv2d_pool_filter_gradient", "conv2d_pool_filter_bias_gradient", "linear_cross_entropy",
