@@ -6,14 +6,15 @@
     python benchmarks gemm --device cpu                         # the CPU's rungs, and numpy's
 
 Leaves results/gemm.json, of which `python benchmarks table` makes the tables and the picture of
-docs/learn/gemm.md; of the CPU gemm_cpu.json, where rungs take turns and the least time of all
-rounds counts. Of a GPU there is `auto` too, what the heuristic takes. Kinds of shapes take turns,
-so that --seconds leaves none of them out, and a product of a tenth of a second is measured once.
-The record is written after each shape. What an earlier one of the same machine and versions has
-stays in it unless it is measured anew, so that a record can be made in parts: each work says by
-precision which command and commit measured it. Rungs that multiply in float32 at any precision are
-measured at fp32. The library is cuBLAS on a GPU; on the CPU it is the one that numpy's products run
-on.
+docs/learn/gemm.md; of the CPU gemm_cpu.json. Rungs take turns, and the least time of all rounds
+counts; on a GPU every other round goes down the ladder, for what comes behind a slow rung finds the
+chip hot and its clock low. Of a GPU there is `auto` too, what the heuristic takes. Kinds of shapes
+take turns, so that --seconds leaves none of them out, and a product of a tenth of a second is
+measured once. The record is written after each shape. What an earlier one of the same machine and
+versions has stays in it unless it is measured anew, so that a record can be made in parts: each
+work says by precision which command and commit measured it. Rungs that multiply in float32 at any
+precision are measured at fp32. The library is cuBLAS on a GPU; on the CPU it is the one that
+numpy's products run on.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ CPU_SHAPES = {
         *((32, 32, 60000, True, False), (60000, 16, 16), (97, 101, 103)),
     ],
 }
-CPU_ROUNDS = 3
+ROUNDS = {"cpu": 3, "gpu": 2}
 COMPARED_AT = {"3xtf32": "fp32", "fp8": "bf16"}  # the library's precision, where it is another one
 
 
@@ -136,13 +137,14 @@ def _identity(work: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _rungs(ctx: Any, shape: Any, precisions: list[str], variants: str) -> list[dict[str, Any]]:
-    """A row for each rung: on the CPU numpy's too, and the best of several rounds."""
+    """A row for each rung, on the CPU numpy's too: the best of several rounds."""
     from dlsys.learn.gemm import climb, limit_of
     from dlsys.runtime.device import device_name
 
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     of_rungs = {"once": not variants, "auto": ctx.name == "gpu" and not variants}
-    for _ in range(1 if ctx.name == "gpu" else CPU_ROUNDS):
+    for k in range(ROUNDS[ctx.name]):
+        of_rungs["down"] = ctx.name == "gpu" and k % 2 == 1
         found = [("", one) for one in climb(ctx, shape, precisions, variants, **of_rungs)]
         if ctx.name == "cpu" and not variants:
             found += [("numpy ", one) for one in climb(None, shape)]

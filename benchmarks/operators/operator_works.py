@@ -813,8 +813,9 @@ WITHOUT = {
     ), "a part of generation: `benchmarks generation` times a token"),
     **dict.fromkeys((
         "matmul_add", "matmul_bias", "matmul_bias_add", "matmul_bias_both", "matmul_bias_slope",
-        "matmul_map", "matmul_gradient", "matmul_sums", "fused_cross_entropy", "fused_row_normalize", "fused_row_normalize_gradient",
-        "fused_sparse_cross_entropy", "narrow_cross_entropy", "narrow_cross_entropy_gradient",
+        "matmul_map", "matmul_gradient", "matmul_sums", "fused_cross_entropy",
+        "fused_row_normalize", "fused_row_normalize_gradient", "fused_sparse_cross_entropy",
+        "narrow_cross_entropy", "narrow_cross_entropy_gradient",
         "pointwise", "conv2d_pool", "conv2d_pool_data_gradient", "conv2d_pool_chain",
         "conv2d_pool_filter_gradient", "conv2d_pool_filter_bias_gradient", "linear_cross_entropy",
         "matmul_row_factors",

@@ -49,10 +49,11 @@ VARIANTS = {
     **{rung: f"*OfTheGpu.test_every_variant_of_{rung}" for rung in ("warp", "tensor")},
     **{x: f"*NarrowGemm.test_every_variant_of_{x}" for x in ("bfloat16", "float16")},
 }
-OTHER_RUNGS = (
+FILLED_FIRST = (
     *(f"*OfTheGpu.test_{name}" for name in ("arrays_need*", "every_variant", "epilogues")),
-    *(f"*NarrowGemm.test_{name}" for name in ("epilogues", "batches*")),
+    "*NarrowGemm.test_batches*",
 )
+OTHER_RUNGS = (*FILLED_FIRST, "*NarrowGemm.test_epilogues")
 LADDER = (*OTHER_RUNGS, *VARIANTS.values())
 # Every rung of convolution in every direction, at odd shapes.
 CONVOLUTIONS = ("*test_conv_ladder.TestLadder.test_[be]*",)
@@ -93,9 +94,12 @@ TOOLS = {
     **{f"racecheck, variants of {x}": ((test,), "shared") for x, test in VARIANTS.items()},
     "racecheck, convolutions": (CONVOLUTIONS, "shared"),
     "racecheck, 16 bits": ((*NARROW, *RINGS), "shared"),
-    # It does not see what TMA stores, and so has no operators that do; products do too, into arrays
-    # that tests fill first.
-    "initcheck": ((*IMAGES, *SHARED_MEMORY, *BYTES, NORMS, *LADDER), "shared"),
+    # It does not see what TMA stores, and so has no operators that do, and of products those into
+    # arrays that tests fill first.
+    "initcheck": (
+        (*IMAGES, *SHARED_MEMORY, *BYTES, NORMS, *FILLED_FIRST, *VARIANTS.values()),
+        "shared",
+    ),
     "synccheck": ((*SUBSET, *BYTES, NORMS, *LADDER, *FLASH, *RINGS, *NARROW), "shared"),
 }
 

@@ -22,12 +22,17 @@ def cpu_table(results: Results) -> str:
     return _table(results.read("gemm_cpu"), "GFLOP/s", 1e3)
 
 
+def _three_digits(x: float) -> str:
+    return f"{x:.0f}" if x >= 1000 else f"{x:.3g}"
+
+
 def _table(record: dict[str, Any], unit: str, scale: float) -> str:
     columns = list(dict.fromkeys(_column(row) for work in record["works"] for row in work["rungs"]))
     body = []
     for work in record["works"]:
         found = {_column(row): row for row in work["rungs"]}
-        cells = [f"{found[one]['tflops'] * scale:.3g}" if one in found else "-" for one in columns]
+        rates = {one: row["tflops"] * scale for one, row in found.items()}
+        cells = [_three_digits(rates[one]) if one in rates else "-" for one in columns]
         body.append([_shape(work), *cells])
     note = f"{unit}. N and T: operands stored as they are, or transposed. {part_source(record)}"
     return f"{rows(['m x n x k', *columns], body)}\n\n{note}"

@@ -107,6 +107,8 @@ class Learn(unittest.TestCase):
         auto, *rungs = climb(cpu(0), Shape(1100, 40, 1000, True), auto=True)
         self.assertEqual((auto.algorithm, rungs[0].algorithm), ("auto", "naive"))
         self.assertLess(max(one.error for one in (auto, *rungs)), 1000)
+        down = climb(cpu(0), Shape(11, 4, 10), auto=True, down=True)
+        self.assertEqual([one.algorithm for one in down][-2:], ["naive", "auto"])
 
     @require(gpu(0))
     def test_products_of_16_bits(self) -> None:

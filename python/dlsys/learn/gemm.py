@@ -224,13 +224,14 @@ def climb(
     variants: str = "",
     once: bool = False,
     auto: bool = False,
+    down: bool = False,
 ) -> Iterator[Figures]:
     """The figures of every rung that can compute a shape, in the order of the ladder, at each
     precision, or of floats of 16 bits; of the variants of a rung where one is named. Rungs multiply
     in float32 also where less is asked of them: with `once` those are at fp32 only. With `auto`,
-    those of the heuristic come first. Without a context, of numpy's, which are all float32's. At
-    fp8 operands are bfloat16, and one rung has two figures: with the rounding of operands, and of
-    codes.
+    those of the heuristic come first. With `down` the order is the opposite one. Without a context,
+    of numpy's, which are all float32's. At fp8 operands are bfloat16, and one rung has two figures:
+    with the rounding of operands, and of codes.
     """
     if ctx is None:
         yield from map(Product(None, shape).numpy_figures, GEMM.numpy)
@@ -247,7 +248,8 @@ def climb(
             with suppress(KernelError, DeviceError):
                 yield from product.fp8_figures()
             continue
-        for name in ["auto", *wanted] if auto else wanted:
+        rungs = ["auto", *wanted] if auto else wanted
+        for name in reversed(rungs) if down else rungs:
             if once and rung_of(name) in _FLOAT32.get(precision, ()):
                 continue
             try:
