@@ -4,8 +4,8 @@
 // A convolution or a gradient of it is a product of matrices (m, k) (k, n) for each group. An
 // algorithm takes a fixed time for its launches, and more for what it multiplies and what it moves:
 // us = fixed + operations / rate + bytes / bandwidth. Rates were fitted to times in captured graphs
-// on an H200, of the networks in benchmarks/operators/conv.py and others; other chips scale all of them
-// alike, which rarely changes the order.
+// on an H200, of the networks in benchmarks/operators/conv.py and others; other chips scale all of
+// them alike, which rarely changes the order.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -22,17 +22,18 @@ namespace hopper {
 namespace {
 
 constexpr int kConsumers = 2, kFp8Threads = (kConsumers + 1) * 128;
-constexpr int kPanelK = 128, kTileM = kConsumers * 64;
-constexpr int kAlignment = 1024;  // of the swizzle
-constexpr int kBand = 16;         // row tiles whose panels stay in L2
+constexpr int kFp8PanelK = 128, kFp8TileM = kConsumers * 64;
+constexpr int kFp8Alignment = 1024;  // of the swizzle
+constexpr int kBand = 16;            // row tiles whose panels stay in L2
 constexpr int kMostSplits = 16;
 
 // A consumer's rows are summed in Parts of so many columns, one after the other.
 template <int Parts, int PartN, int Stages>
 struct Fp8Tiling {
   static constexpr int kParts = Parts, kPartN = PartN, kTileN = Parts * PartN, kStages = Stages;
-  static constexpr int kPanelA = kTileM * kPanelK, kStageNbytes = kPanelA + kTileN * kPanelK;
-  static constexpr int kSharedNbytes = kAlignment + kStages * kStageNbytes;
+  static constexpr int kPanelA = kFp8TileM * kFp8PanelK;
+  static constexpr int kStageNbytes = kPanelA + kTileN * kFp8PanelK;
+  static constexpr int kSharedNbytes = kFp8Alignment + kStages * kStageNbytes;
 };
 using Tile192 = Fp8Tiling<1, 192, 5>;
 using Tile256 = Fp8Tiling<2, 128, 4>;
@@ -55,7 +56,7 @@ __device__ __forceinline__ Fp8Tile TileAt(const Fp8Params& p, int index) {
   const int tiles = p.row_tiles * p.col_tiles, split = index / tiles, at = index % tiles;
   const int band = at / (kBand * p.col_tiles), in_band = at % (kBand * p.col_tiles);
   const int rows = min(kBand, p.row_tiles - band * kBand);
-  return {(band * kBand + in_band % rows) * kTileM, in_band / rows * T::kTileN, split,
+  return {(band * kBand + in_band % rows) * kFp8TileM, in_band / rows * T::kTileN, split,
           (int)((int64_t)p.panels * split / p.splits),
           (int)((int64_t)p.panels * (split + 1) / p.splits)};
 }
@@ -123,8 +124,8 @@ __device__ __forceinline__ void ProduceFp8(const CUtensorMap* map_a, const CUten
       const uint32_t a = memory + at.stage * T::kStageNbytes, barrier = full + at.stage * 8;
       WaitForPhase(empty + at.stage * 8, at.parity ^ 1);
       ArriveExpecting(barrier, T::kStageNbytes);
-      LoadBox<false>(a, map_a, barrier, panel * kPanelK, tile.row, 0);
-      LoadBox<false>(a + T::kPanelA, map_b, barrier, panel * kPanelK, tile.col, 0);
+      LoadBox<false>(a, map_a, barrier, panel * kFp8PanelK, tile.row, 0);
+      LoadBox<false>(a + T::kPanelA, map_b, barrier, panel * kFp8PanelK, tile.col, 0);
     }
   }
 }
@@ -141,15 +142,15 @@ __device__ __forceinline__ void ConsumeFp8(const Fp8Params& p, uint32_t memory, 
     float sums[T::kParts][kBlocks][4] = {}, of_panel[kBlocks][4];
     for (int panel = tile.begin; panel < tile.end; panel++, at.Advance()) {
       const uint32_t stage = memory + at.stage * T::kStageNbytes;
-      const uint32_t a = stage + first_row * kPanelK, b = stage + T::kPanelA;
+      const uint32_t a = stage + first_row * kFp8PanelK, b = stage + T::kPanelA;
       WaitForPhase(full + at.stage * 8, at.parity);
 #pragma unroll
       for (int part = 0; part < T::kParts; part++) {
         BeginProducts();
 #pragma unroll
-        for (int k = 0; k < kPanelK; k += 32)
+        for (int k = 0; k < kFp8PanelK; k += 32)
           MultiplyAdd8Bit<A, B>(of_panel, Descriptor(a + k, 16, 1024),
-                                Descriptor(b + part * T::kPartN * kPanelK + k, 16, 1024), k > 0);
+                                Descriptor(b + part * T::kPartN * kFp8PanelK + k, 16, 1024), k > 0);
         CloseProducts();
         WaitForProducts<0>();
         if (part + 1 == T::kParts && threadIdx.x % 128 == 0) Arrive(empty + at.stage * 8);
@@ -182,7 +183,7 @@ __global__ __launch_bounds__(kFp8Threads,
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ __align__(8) uint64_t barriers[2 * T::kStages];
   unsigned char* shared = DynamicShared<unsigned char>();
-  shared += -SharedAddress(shared) & (kAlignment - 1);
+  shared += -SharedAddress(shared) & (kFp8Alignment - 1);
   const uint32_t full = SharedAddress(barriers), empty = full + T::kStages * 8;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < T::kStages; stage++) {
@@ -225,11 +226,11 @@ struct Fp8Plan {
 Fp8Plan PlanOf(const Fp8Gemm& gemm, int multiprocessors) {
   constexpr double kPanelUs = 0.56, kWidePanelUs = 0.775, kTileUs = 2;  // of a tile
   constexpr double kPartsUs = 4, kPartsNbytesUs = 3e6;                  // of adding parts
-  const int64_t panels = CeilDiv(gemm.k, kPanelK);
+  const int64_t panels = CeilDiv(gemm.k, kFp8PanelK);
   Fp8Plan best = {false, 1, 1e300};
   for (const bool wide : {false, true}) {
     const int64_t tiles =
-        CeilDiv(gemm.m, kTileM) * CeilDiv(gemm.n, wide ? Tile256::kTileN : Tile192::kTileN);
+        CeilDiv(gemm.m, kFp8TileM) * CeilDiv(gemm.n, wide ? Tile256::kTileN : Tile192::kTileN);
     for (int splits = 1; splits <= std::min<int64_t>(kMostSplits, panels); splits++) {
       const double of_tile =
           kTileUs + (double)CeilDiv(panels, splits) * (wide ? kWidePanelUs : kPanelUs);
@@ -251,7 +252,7 @@ void LaunchFp8(const char* op, const Fp8Gemm& gemm, Fp8Params p, DLStream stream
   const unsigned blocks = (unsigned)std::min<int64_t>(
       Multiprocessors(gemm.ctx.device_id), (int64_t)p.row_tiles * p.col_tiles * p.splits);
   LaunchClusters(op, Fp8Kernel<A, B, T>, blocks, 1, kFp8Threads, T::kSharedNbytes, true, stream,
-                 map_of(gemm.a, gemm.m, kTileM), map_of(gemm.b, gemm.n, T::kTileN), p);
+                 map_of(gemm.a, gemm.m, kFp8TileM), map_of(gemm.b, gemm.n, T::kTileN), p);
 }
 
 }  // namespace
@@ -260,7 +261,7 @@ void RunFp8Gemm(const char* op, const Fp8Gemm& gemm, DLStream stream) {
   const Fp8Plan plan = PlanOf(gemm, Multiprocessors(gemm.ctx.device_id));
   Fp8Params p = {gemm.a.unit, gemm.b.unit, gemm.c, nullptr, (int)gemm.m, (int)gemm.n,
                  0,           0,           0,      1,       false};
-  p.panels = (int)CeilDiv(gemm.k, kPanelK), p.row_tiles = (int)CeilDiv(gemm.m, kTileM);
+  p.panels = (int)CeilDiv(gemm.k, kFp8PanelK), p.row_tiles = (int)CeilDiv(gemm.m, kFp8TileM);
   p.splits = plan.splits;
   std::optional<Scratch> parts;
   if (plan.splits > 1) {
