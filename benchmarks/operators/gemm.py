@@ -7,11 +7,11 @@
 
 Leaves results/gemm.json, of which `python benchmarks table` makes the tables and the picture of
 docs/learn/gemm.md; of the CPU gemm_cpu.json. Rungs take turns, and the least time of all rounds
-counts; on a GPU every other round goes down the ladder, for what comes behind a slow rung finds the
-chip hot and its clock low. Of a GPU there is `auto` too, what the heuristic takes. Kinds of shapes
-take turns, so that --seconds leaves none of them out, and a product of a tenth of a second is
-measured once. The record is written after each shape. What an earlier one of the same machine and
-versions has stays in it unless it is measured anew, so that a record can be made in parts: each
+counts; on a GPU every other round goes down the ladder, for what comes behind a rung at the limit
+of power finds a lower clock. Of a GPU there is `auto` too, what the heuristic takes. Kinds of
+shapes take turns, so that --seconds leaves none of them out, and a product of a tenth of a second
+is measured once. The record is written after each shape. What an earlier one of the same machine
+and versions has stays in it unless it is measured anew, so that a record can be made in parts: each
 work says by precision which command and commit measured it. Rungs that multiply in float32 at any
 precision are measured at fp32. The library is cuBLAS on a GPU; on the CPU it is the one that
 numpy's products run on.

@@ -147,13 +147,14 @@ def climb(
     direction: str,
     precisions: Sequence[str] = ("fp32",),
     variants: bool = False,
+    down: bool = False,
 ) -> Iterator[Figures]:
     """The figures of auto and of every rung that can compute a direction of a shape, in the
     ladder's order, with both of Winograd's tiles and the parts of `implicit`; or of every
-    algorithm. Without a context, of numpy's rungs. At bf16 and fp16, which are storage types,
-    images have their channels last; at tf32 they are measured in both layouts, and where their
-    channels are last a rung's name begins with CHANNELS_LAST. Times include every move of channels
-    that a rung needs of the layout that it is given.
+    algorithm; with `down` from the last to the first. Without a context, of numpy's rungs. At bf16
+    and fp16, which are storage types, images have their channels last; at tf32 they are measured in
+    both layouts, and where their channels are last a rung's name begins with CHANNELS_LAST. Times
+    include every move of channels that a rung needs of the layout that it is given.
     """
     drawn = np.random.default_rng(0).standard_normal(DRAWN).astype(np.float32)
     if ctx is None:
@@ -174,7 +175,8 @@ def climb(
         if layout not in samples:
             samples[layout] = _Sample(benchmark, shape, direction, last)
         sample = samples[layout]
-        for number, name in enumerate(("auto", *names)):
+        numbered = [*enumerate(("auto", *names))]
+        for number, name in reversed(numbered) if down else numbered:
             rung = name == "auto" or name in rungs_among(names) or name in _PARTS
             if not (rung or variants):
                 continue
