@@ -101,42 +101,28 @@ void Run(const Grouped& p) {
   ParallelForWithScratch(GroupTiles::MostRowTiles(shape, (int)task_rows), 1, make, task);
 }
 
-void Check(const Grouped& p) {
-  if (Workspace::Querying()) return;
-  CheckGroupSizes(p.sizes, p.shape, [&](int64_t size, int64_t group, int64_t most) {
-    FailOutOfRange(p.op, "group size", size, group, most + 1);
-  });
+// Checks the sizes and multiplies, in float32 at every precision.
+void Run(const char* op, const GroupedShape& shape, const DLArray* a, const DLArray* b,
+         const DLArray* sizes, int64_t algorithm, DLArray* c) {
+  const float *left = Input(op, a), *right = Input(op, b);
+  const Grouped p{op, shape, left, right, Output(op, c), IndicesOf(op, sizes), algorithm};
+  if (!Workspace::Querying())
+    CheckGroupSizes(p.sizes, shape, [&](int64_t size, int64_t group, int64_t most) {
+      FailOutOfRange(op, "group size", size, group, most + 1);
+    });
+  Run(p);
 }
 
-// float32 at every precision.
 void GroupedMatmul(const DLArray* a, const DLArray* b, const DLArray* sizes, int64_t trans_b,
                    int64_t algorithm, [[maybe_unused]] int64_t precision, DLArray* c) {
   const char* op = "grouped_matmul";
-  const float *left = Input(op, a), *right = Input(op, b);
-  const Grouped p{op,
-                  GroupedMatmulShape(op, a, b, sizes, trans_b != 0, c),
-                  left,
-                  right,
-                  Output(op, c),
-                  IndicesOf(op, sizes),
-                  algorithm};
-  Check(p);
-  Run(p);
+  Run(op, GroupedMatmulShape(op, a, b, sizes, trans_b != 0, c), a, b, sizes, algorithm, c);
 }
 
 void GroupedContraction(const DLArray* a, const DLArray* b, const DLArray* sizes, int64_t algorithm,
                         [[maybe_unused]] int64_t precision, DLArray* c) {
   const char* op = "grouped_contraction";
-  const float *left = Input(op, a), *right = Input(op, b);
-  const Grouped p{op,
-                  GroupedContractionShape(op, a, b, sizes, c),
-                  left,
-                  right,
-                  Output(op, c),
-                  IndicesOf(op, sizes),
-                  algorithm};
-  Check(p);
-  Run(p);
+  Run(op, GroupedContractionShape(op, a, b, sizes, c), a, b, sizes, algorithm, c);
 }
 
 DLSYS_KERNEL(cpu, grouped_matmul, GroupedMatmul);

@@ -74,20 +74,26 @@ void Run(const char* op, const Grouped& p, int64_t algorithm, DLStream stream) {
 }
 
 template <class T>
+Grouped ArgumentsOf(const char* op, const GroupedShape& shape, const DLArray* a, const DLArray* b,
+                    const DLArray* sizes, int64_t precision, DLArray* c) {
+  return {shape,
+          In<T>(op, a),
+          In<T>(op, b),
+          Out<T>(op, c),
+          IndicesOf(op, sizes),
+          FaultsOf(op, "group size", c->ctx.device_id),
+          c->ctx,
+          CheckedPrecision(op, precision),
+          kDtype<T>};
+}
+
+template <class T>
 void GroupedMatmul(const DLArray* a, const DLArray* b, const DLArray* sizes, int64_t trans_b,
                    int64_t algorithm, int64_t precision, DLArray* c, DLStream stream) {
   const char* op = "grouped_matmul";
   Enter(op, c, a, b, sizes);
-  const Grouped p{GroupedMatmulShape(op, a, b, sizes, trans_b != 0, c),
-                  In<T>(op, a),
-                  In<T>(op, b),
-                  Out<T>(op, c),
-                  IndicesOf(op, sizes),
-                  FaultsOf(op, "group size", c->ctx.device_id),
-                  c->ctx,
-                  CheckedPrecision(op, precision),
-                  kDtype<T>};
-  Run(op, p, algorithm, stream);
+  const GroupedShape shape = GroupedMatmulShape(op, a, b, sizes, trans_b != 0, c);
+  Run(op, ArgumentsOf<T>(op, shape, a, b, sizes, precision, c), algorithm, stream);
 }
 
 template <class T>
@@ -95,16 +101,8 @@ void GroupedContraction(const DLArray* a, const DLArray* b, const DLArray* sizes
                         int64_t precision, DLArray* c, DLStream stream) {
   const char* op = "grouped_contraction";
   Enter(op, c, a, b, sizes);
-  const Grouped p{GroupedContractionShape(op, a, b, sizes, c),
-                  In<T>(op, a),
-                  In<T>(op, b),
-                  Out<T>(op, c),
-                  IndicesOf(op, sizes),
-                  FaultsOf(op, "group size", c->ctx.device_id),
-                  c->ctx,
-                  CheckedPrecision(op, precision),
-                  kDtype<T>};
-  Run(op, p, algorithm, stream);
+  const GroupedShape shape = GroupedContractionShape(op, a, b, sizes, c);
+  Run(op, ArgumentsOf<T>(op, shape, a, b, sizes, precision, c), algorithm, stream);
 }
 
 DLSYS_KERNEL_TYPED(cuda, grouped_matmul, GroupedMatmul);
